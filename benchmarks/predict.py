@@ -36,8 +36,7 @@ from benchmarks.traced import memory_profile
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Recipe
 from shardmark.predict import memory
-from shardmark.predict.anchor import SHARED
-from shardmark.predict.calibrate import calibrate_compute
+from shardmark.predict.anchor import SHARED, calibrate_compute
 from shardmark.predict.hardware.catalogue import GiB
 from shardmark.predict.intervals import RESIDUALS, Basis, residuals_of
 from shardmark.predict.published import PublishedSpeed

@@ -23,6 +23,11 @@ class Machine:
     is_predicted: bool = False
     """True for a machine that `plan` only predicts: the libraries installed there are unknown."""
 
+    @classmethod
+    def predicted(cls, device_type: Literal["cuda", "cpu"], devices: int) -> Machine:
+        """Return a predicted machine with so many devices, or cores."""
+        return cls(device_type=device_type, device_count=devices, cores=devices, is_predicted=True)
+
     def times(self, nodes: int) -> Machine:
         """Return the combined properties of this many identical machines."""
         count, cores = self.device_count * nodes, self.cores * nodes

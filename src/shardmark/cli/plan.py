@@ -257,9 +257,8 @@ def plan(
 def request_of(options: Mapping[str, Any]) -> PlanRequest:
     """Return the question that the options of the command ask.  Raises `InputError`."""
     from shardmark.base.results.store import load_run
-    from shardmark.predict.padding import padding_of
     from shardmark.predict.plan import parse_nodes
-    from shardmark.predict.request import PlanRequest
+    from shardmark.predict.request import PlanRequest, padding_of
 
     kinds = [word for name in ("on", "compare", "machines") for word in options[name] or ()]
     if not kinds:

@@ -52,9 +52,8 @@ def plan(
     from shardmark.experiment.model_source import resolve_experiment
     from shardmark.predict.model_name import is_experiment
     from shardmark.predict.models import Models
-    from shardmark.predict.padding import padding_of
     from shardmark.predict.plan import make_plan, parse_nodes
-    from shardmark.predict.request import PlanRequest
+    from shardmark.predict.request import PlanRequest, padding_of
 
     counts = nodes if isinstance(nodes, str | int) else ",".join(map(str, nodes))
     prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()

@@ -23,7 +23,7 @@ from shardmark.predict.hardware.catalogue import (
     names,
     nodes_of,
 )
-from shardmark.predict.memory import fit_of, rank_memory
+from shardmark.predict.memory import fit_of
 from shardmark.predict.models import Models
 from shardmark.predict.request import PlanRequest
 from shardmark.ranks.costs import costs_of
@@ -137,20 +137,11 @@ def _measured_trial(request: PlanRequest, machine: str, models: Models) -> tuple
 
 
 def _fits(cell: Trial, node: NodeType, models: Models) -> bool:
+    size, device_type = (cell.world_size, cell.nodes), node.card.device_type
     try:
-        profile = models.profile_of(
-            cell, cell.world_size, cell.nodes, device_type=node.card.device_type
-        )
+        memory = models.memory_of(cell, *size, device_type=device_type)
     except ShardmarkError:
         return False
-    memory = rank_memory(
-        profile,
-        cell.built_strategy,
-        cell.recipe,
-        cell.world_size,
-        nodes=cell.nodes,
-        device_type=node.card.device_type,
-    )
     return fit_of(memory.peak_bytes, node.card) == "yes"
 
 

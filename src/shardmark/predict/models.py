@@ -12,7 +12,7 @@ from shardmark.base.errors import DataError, InputError, ShardmarkError
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Optimizer, Recipe, Weights
 from shardmark.base.traffic import stored_element_bytes
-from shardmark.predict.memory import computes_natively
+from shardmark.predict.memory import RankMemory, computes_natively, rank_memory
 from shardmark.predict.profile import Profile
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import PRECISION_BYTES, Cell
@@ -170,6 +170,16 @@ class Models:
             return profile
         traffic = self.activation_traffic(cell, world_size, nodes)
         return replace(profile, size=replace(profile.size, **traffic))
+
+    def memory_of(
+        self, cell: Trial, world_size: int, nodes: int, *, device_type: str
+    ) -> RankMemory:
+        """Predict the memory of the rank that holds most.  Raises `ShardmarkError`."""
+        profile = self.profile_of(cell, world_size, nodes, device_type=device_type)
+        strategy, recipe = cell.built_strategy, cell.recipe
+        return rank_memory(
+            profile, strategy, recipe, world_size, nodes=nodes, device_type=device_type
+        )
 
     def state_bytes(self, options: WorkloadOptions, recipe: Recipe) -> float:
         """Bytes of a model's weights, and of gradients and two values of state of trained ones."""

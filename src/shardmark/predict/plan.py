@@ -25,7 +25,6 @@ from shardmark.predict.measured import Measured, measured_number, measured_trial
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.model_name import EACH_PASS, reducing
 from shardmark.predict.models import Models
-from shardmark.predict.padding import NO_PADDING, Padding
 from shardmark.predict.profile import Profile
 from shardmark.predict.published import nearest_published
 from shardmark.predict.remedies import (
@@ -35,9 +34,8 @@ from shardmark.predict.remedies import (
     fewest_devices,
     remedies_of,
 )
-from shardmark.predict.request import PlanRequest
-from shardmark.predict.search.layouts import searcher_of, winner_of
-from shardmark.predict.search.search import Search
+from shardmark.predict.request import NO_PADDING, Padding, PlanRequest
+from shardmark.predict.search.search import Search, searcher_of, winner_of
 from shardmark.predict.step import Factors, Step, StepTime, plan_step
 from shardmark.predict.timing import Constants, Stack
 from shardmark.ranks.strategies.base import Strategy
@@ -179,17 +177,18 @@ class Prediction:
     @property
     def hours(self) -> float | None:
         """Duration of the recipe's steps, without evaluations and start."""
-        return self.hours_for(self.work)
+        return self.hours_for()
 
     @property
     def dollars(self) -> float | None:
-        return self.dollars_for(self.work)
+        return self.dollars_for()
 
-    def hours_for(self, work: float | None) -> float | None:
-        rate = self.work_per_second
+    def hours_for(self, work: float | None = None) -> float | None:
+        """Duration of so much work; None for that of the recipe."""
+        work, rate = work or self.work, self.work_per_second
         return work / rate / HOUR_SECONDS if work is not None and rate else None
 
-    def dollars_for(self, work: float | None) -> float | None:
+    def dollars_for(self, work: float | None = None) -> float | None:
         hours = self.hours_for(work)
         if hours is None or self.price_per_hour is None:
             return None
@@ -217,9 +216,9 @@ class Plan:
     stack: Stack = "eager"
     """Vintage of the software."""
     requested_work: float | None = None
+    """Tokens or samples that hours and dollars are for, if they are not those of the recipe."""
     requested_samples: float | None = None
     """Samples that the requested tokens are those of; None if tokens or nothing was requested."""
-    """Tokens or samples that hours and dollars are for, if they are not those of the recipe."""
     assumed: str | None = None
     """Assumptions about a model that was named alone; None for an experiment of the user."""
     remedies: tuple[Remedy, ...] = ()
@@ -412,7 +411,7 @@ def _plan_on(
     number: Measured | None,
 ) -> Plan:
     """Predict the experiment on machines of one kind; `number` is a measured speed."""
-    experiment, nodes, fp8 = request.experiment, request.nodes, request.fp8
+    experiment, nodes = request.experiment, request.nodes
     _check(price_per_hour, request)
     name, count = nodes_of(on)
     nodes = nodes if count is None else (count,)
@@ -449,10 +448,9 @@ def _plan_on(
         if nodes[-1] == 1 and any(row.fits for row in rows):
             # Nobody chose the number of ranks: fewer may be faster.
             rows += _best_on_fewer(planners, node.node.devices)
-        notes += _faster_notes(planners, rows, nodes, on)
+        notes += _faster_notes(planners, _fastest(rows), nodes, on)
     notes += _accumulation_notes(planners, nodes)
-    best: Search | None = None
-    winner: Experiment | None = None
+    best, winner = None, None
     if request.search:
         anchor = None if anchors is None else anchors.anchor(cells[0])
         factors = Factors() if anchor is None else anchor.factors
@@ -470,7 +468,7 @@ def _plan_on(
         raise InputError("--padding or --mean-length", message, "leave it out")
     notes += [f"left out: {reason}" for reason in left_out]
     notes += _host_notes(rows)
-    notes += _published_notes(rows if anchors is None else (), node, cells)
+    notes += _published_notes(_fastest(rows) if anchors is None else None, node, cells)
     waiting = {row.label: None for row in rows if row.time is not None and row.time.host_bound}
     if waiting:
         notes.append(
@@ -488,7 +486,7 @@ def _plan_on(
         notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
         search=best,
         winner=winner,
-        precision=FP8 if fp8 else precisions[0] if len(precisions) == 1 else None,
+        precision=FP8 if request.fp8 else precisions[0] if len(precisions) == 1 else None,
         stack=request.stack or "eager",
         **_requested(request, rows),
         assumed=assumed,
@@ -600,14 +598,18 @@ def _requested(request: PlanRequest, rows: Sequence[Prediction]) -> dict[str, An
     return {"requested_work": work * lengths[0], "requested_samples": work}
 
 
+def _fastest(rows: Sequence[Prediction]) -> Prediction | None:
+    """Return the fastest row that fits; None if none does."""
+    fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
+    return _ranking("fastest", fitting).row if fitting else None
+
+
 def _faster_notes(
-    planners: Sequence[Planner], rows: Sequence[Prediction], nodes: Sequence[int], on: str
+    planners: Sequence[Planner], fastest: Prediction | None, nodes: Sequence[int], on: str
 ) -> Iterator[str]:
     """Yield what a change of the memory's layout gives the fastest strategy."""
-    fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
-    if not fitting:
+    if fastest is None:
         return
-    fastest = _ranking("fastest", fitting).row
     change = CHANNELS_LAST
     for planner in planners:
         if str(planner.cell.strategy) != fastest.label or planner.cell.recipe.channels_last:
@@ -643,13 +645,11 @@ def _needs(row: Prediction) -> str:
 
 
 def _published_notes(
-    rows: Sequence[Prediction], node: NodeType, cells: Sequence[Trial]
+    fastest: Prediction | None, node: NodeType, cells: Sequence[Trial]
 ) -> Iterator[str]:
     """Yield the published speed that is nearest to the fastest row that fits."""
-    fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
-    if not fitting:
+    if fastest is None:
         return
-    fastest = _ranking("fastest", fitting).row
     published = nearest_published(
         node.node.card,
         fastest.unit,
@@ -691,8 +691,7 @@ def _sizes_that_fit(
     if not chosen:
         return {}
     if any(row.fit == "yes" for row in rows):
-        fewest = fewest_devices(chosen, node, nodes, models)
-        return {"fewest": fewest}
+        return {"fewest": fewest_devices(chosen, node, nodes, models)}
     return {"remedies": tuple(remedies_of(chosen, node, nodes, models))}
 
 
@@ -809,10 +808,7 @@ class Planner:
     def profile(self, ranks: int, nodes: int) -> Profile:
         """Trace the model.  Raises `ShardmarkError` if the strategy or the trace fails."""
         cell, strategy = self.cell, self._strategy
-        cards = self.node.node.devices * nodes
-        machine = Machine(
-            device_type=self._device_type, device_count=cards, cores=cards, is_predicted=True
-        )
+        machine = Machine.predicted(self._device_type, self.node.node.devices * nodes)
         strategy.check(ranks, machine, cell.recipe)
         return self.models.profile_of(cell, ranks, nodes, device_type=self._device_type)
 

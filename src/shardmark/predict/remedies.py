@@ -12,7 +12,7 @@ from shardmark.base.machine import Machine
 from shardmark.base.text import listed
 from shardmark.experiment.matrix import unsupported_reason
 from shardmark.predict.hardware.catalogue import GiB, NodeType
-from shardmark.predict.memory import Fit, fit_of, rank_memory
+from shardmark.predict.memory import Fit, fit_of
 from shardmark.predict.model_name import adapter_of, reducing, strategies_of
 from shardmark.predict.models import Models
 from shardmark.ranks.trial import StrategySpec, Trial
@@ -169,25 +169,16 @@ class _Sizes:
         return replace(self, cells=cells or self.cells)
 
     def _need(self, cell: Trial, ranks: int, nodes: int) -> _Need | None:
-        strategy, recipe, device_type = (
-            cell.built_strategy,
-            cell.recipe,
-            self.node.card.device_type,
-        )
-        machine = Machine(
-            device_type=device_type, device_count=ranks, cores=ranks, is_predicted=True
-        )
+        strategy, recipe = cell.built_strategy, cell.recipe
+        device_type = self.node.card.device_type
         if unsupported_reason(strategy, ranks, nodes) is not None:
             return None
         shares = strategy.layout(ranks, nodes).shares
         if recipe.global_batch is not None and recipe.global_batch % shares:
             return None
         try:
-            strategy.check(ranks, machine, recipe)
-            profile = self.models.profile_of(cell, ranks, nodes, device_type=device_type)
-            memory = rank_memory(
-                profile, strategy, recipe, ranks, nodes=nodes, device_type=device_type
-            )
+            strategy.check(ranks, Machine.predicted(device_type, ranks), recipe)
+            memory = self.models.memory_of(cell, ranks, nodes, device_type=device_type)
         except ShardmarkError:
             return None
         host_gib = self.node.node.host_memory_gib

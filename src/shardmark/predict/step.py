@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from shardmark.base.layout import Layout
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import Traffic
-from shardmark.predict.fp8 import in_fp8
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.memory import computed
@@ -25,6 +24,7 @@ from shardmark.predict.timing import (
     copy_seconds,
     host_seconds,
     host_seconds_of_pass,
+    in_fp8,
     interference,
     operation_seconds,
     update_products_seconds,

@@ -12,7 +12,7 @@ from typing import Any
 from shardmark.base.cells import title_of
 from shardmark.base.durations import duration
 from shardmark.base.layout import Mesh
-from shardmark.base.ranking import Question, Ranking
+from shardmark.base.ranking import Ranking
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.base.table.formats import Format, records, render_points, render_tables
 from shardmark.base.table.table import (
@@ -56,23 +56,18 @@ def render_plan(
 ) -> str:
     """Return answers, a table and notes, with a line break at the end.
 
-    `memory` adds the parts of the
-    memory, `speed` those of the time.  `best_of_each` shows one row for each kind of machine, and
-    `when` only the best strategy in each range of an axis.
+    `memory` adds the parts of the memory, `speed` those of the time.  `best_of_each` shows one row
+    for each kind of machine, and `when` only the best strategy in each range of an axis.
     """
     ranges = planned_tables(plan) if when else []
     if form is Format.JSON:
-        by_range = (
-            {"when": [record for table in ranges for record in records(table)]} if when else {}
-        )
+        lines = [record for table in ranges for record in records(table)]
+        by_range = {"when": lines} if when else {}
         return render_json(plan_json(plan) | by_range | {"assumed": plan.assumed})
     if when:
         notes = [*_deviation_notes(plan.rows), *_last_notes(plan)]
-        parts = [
-            render_tables(ranges, form, width),
-            *([render_points(notes, form, width)] if notes else []),
-        ]
-        return "\n".join(parts)
+        points = [render_points(notes, form, width)] if notes else []
+        return "\n".join([render_tables(ranges, form, width), *points])
     made = [
         *([] if _fails(plan) else [answer_table(plan, best_of_each=best_of_each)]),
         *([memory_table(plan)] if memory else ()),
@@ -130,7 +125,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 def text_of(best: Ranking[Prediction], plan: Plan) -> str:
     """Return an answer in sentences, with close rivals and deviating training."""
-    row, figure = best.row, _figure_of(best.question, plan)
+    row = best.row
+    figures = {"fastest": _speed_text, "memory": _memory_text}
+    figure = figures.get(best.question, partial(_cost_text, plan=plan))
     text = _brief_text(best, figure(row))
     if row.own_mathematics:
         text += f" By its own definition: {'; '.join(row.own_mathematics)}."
@@ -147,16 +144,6 @@ def _brief_text(best: Ranking[Prediction], figure: str) -> str:
     return best.text(f"{best.row.place}{doubt}", figure, close, in_sentences=True)
 
 
-def _figure_of(question: Question, plan: Plan) -> Callable[[Prediction], str]:
-    figures: Mapping[Question, Callable[[Prediction], str]]
-    figures = {
-        "fastest": _speed_text,
-        "memory": _memory_text,
-        "cost": partial(_cost_text, plan=plan),
-    }
-    return figures[question]
-
-
 def _speed_text(row: Prediction) -> str:
     assert row.time is not None
     return f"{abbreviated(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
@@ -171,7 +158,7 @@ def _memory_text(row: Prediction) -> str:
 
 def _cost_text(row: Prediction, plan: Plan) -> str:
     work = plan.work
-    hours, dollars = row.hours_for(work or row.work), row.dollars_for(work or row.work)
+    hours, dollars = row.hours_for(work), row.dollars_for(work)
     if dollars is not None and hours is not None:
         took = duration(hours * HOUR_SECONDS)
         subject = "the recipe" if work is None else work_text(plan)
@@ -217,7 +204,7 @@ def _task_answers(plan: Plan) -> Iterator[str]:
         fastest, _, cheapest = plan.best
         row = fastest.row
         figure = _speed_text(row)
-        if row.hours_for(plan.work or row.work) is not None and row.price_per_hour is not None:
+        if row.hours_for(plan.work) is not None and row.price_per_hour is not None:
             figure += f": {_cost_text(row, plan)}"
         answers = [_brief_text(fastest, figure)]
         if cheapest.row is not row:
@@ -373,8 +360,8 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
         (Column("fits", "fits", numeric=False), _attribute("fit")),
         (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), _attribute("device_bytes")),
         (Column("rate", f"{plan.unit}/s (range)"), rate),
-        (Column("hours", "hours", digits=2), lambda row: row.hours_for(work or row.work)),
-        (Column("dollars", "dollars", digits=2), lambda row: row.dollars_for(work or row.work)),
+        (Column("hours", "hours", digits=2), lambda row: row.hours_for(work)),
+        (Column("dollars", "dollars", digits=2), lambda row: row.dollars_for(work)),
         (Column("bound", "bound by", numeric=False), lambda row: row.time and row.time.bound),
     ]
 
@@ -476,7 +463,14 @@ def _searched(layout: Candidate) -> str:
 
 def _search_json(plan: Plan, search: Search) -> dict[str, Any]:
     front = [
-        {**asdict(layout), "mesh": layout.mesh.model_dump(), "options": _plain_options(layout)}
+        asdict(layout)
+        | {
+            "mesh": layout.mesh.model_dump(),
+            "options": {
+                name: value.model_dump() if isinstance(value, Mesh) else value
+                for name, value in layout.options.items()
+            },
+        }
         for layout in search.front
     ]
     return {
@@ -485,13 +479,6 @@ def _search_json(plan: Plan, search: Search) -> dict[str, Any]:
         "searched": search.searched,
         "front": front,
         "winner": None if plan.winner is None else plan.winner.model_dump(mode="json"),
-    }
-
-
-def _plain_options(layout: Candidate) -> dict[str, Any]:
-    return {
-        name: value.model_dump() if isinstance(value, Mesh) else value
-        for name, value in layout.options.items()
     }
 
 
@@ -534,58 +521,28 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         return _estimate(row, lambda seconds: row.step_work / seconds)
 
     def naive(row: Prediction) -> Value:
-        samples_per_second = row.naive_samples_per_second
-        return (
-            Missing(row.reason or "")
-            if samples_per_second is None
-            else samples_per_second * (row.tokens_per_sample or 1)
-        )
+        rate = row.naive_samples_per_second
+        return Missing(row.reason or "") if rate is None else rate * (row.tokens_per_sample or 1)
 
     def time_taken(row: Prediction) -> str | None:
-        hours = row.hours_for(work or row.work)
+        hours = row.hours_for(work)
         return None if hours is None else duration(hours * HOUR_SECONDS)
 
-    def priced(row: Prediction, dollars: float | None) -> Value:
+    def dollars(row: Prediction) -> Value:
         if row.price_per_hour is None:
             return Missing(row.reason or "no price was given: --price-per-hour")
-        return _value_or_reason(row, dollars)
+        return _value_or_reason(row, row.dollars_for(work))
 
+    takes = "recipe takes" if work is None else f"{amount(work, unit)} take"
     return [
-        (
-            Column(
-                "step_seconds", "step", unit="ms", scale=1000, estimated=True, base_unit="seconds"
-            ),
-            lambda row: _estimate(row, lambda seconds: seconds),
-        ),
-        (
-            Column(
-                f"{unit}_per_second",
-                f"{unit}/s",
-                interval="to",
-                estimated=True,
-                base_unit=f"{unit}/s",
-            ),
-            rate,
-        ),
+        (metric_column("step_seconds"), lambda row: _estimate(row, lambda seconds: seconds)),
+        (metric_column(f"{unit}_per_second", interval="to"), rate),
         (Column(f"naive_{unit}_per_second", "naive"), naive),
         (Column("bound", "bound by", numeric=False), _attribute("time.bound")),
-        (
-            Column(
-                "recipe",
-                "recipe takes" if work is None else f"{amount(work, unit)} take",
-                shown_to="people",
-            ),
-            time_taken,
-        ),
-        (
-            Column("cost", "dollars", digits=2, shown_to="people"),
-            lambda row: priced(row, row.dollars_for(work or row.work)),
-        ),
-        (
-            for_programs("hours"),
-            lambda row: _value_or_reason(row, row.hours_for(work or row.work)),
-        ),
-        (for_programs("dollars"), lambda row: priced(row, row.dollars_for(work or row.work))),
+        (Column("recipe", takes, shown_to="people"), time_taken),
+        (Column("cost", "dollars", digits=2, shown_to="people"), dollars),
+        (for_programs("hours"), lambda row: _value_or_reason(row, row.hours_for(work))),
+        (for_programs("dollars"), dollars),
         (for_programs(f"trained_{unit}"), lambda row: _value_or_reason(row, work or row.work)),
     ]
 

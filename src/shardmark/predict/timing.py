@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, log2
@@ -13,7 +13,6 @@ import numpy as np
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import Traffic, required_fraction
-from shardmark.predict.fp8 import PRODUCT_SHARE
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Kind, Operation
 from shardmark.ranks.costs.base import FP32_BYTES, PRECISION_BYTES
@@ -310,3 +309,33 @@ def _by_formula(
         inner *= between
     steps = (inside - 1) * link_latency + ceil(log2(between)) * network_latency
     return min(ring, calls * rounds * steps + outer + inner)
+
+
+PRODUCT_SHARE = 0.8
+"""Fraction of the peak that products reach in 8 bits.  Set by hand between published rows of Llama
+3 8B on H100, MI300X and B200, as `docs/method/prediction.md` says."""
+INPUT_BYTES = 2 / 3
+"""Fraction of a product's 16-bit bytes that are its two inputs; the rest is its result."""
+CAST_BYTES = 1.5
+"""Bytes that a cast moves for each byte of its 16-bit input, whose scale the operation before it
+has found: it reads two bytes of each value and writes one."""
+
+
+def in_fp8(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield a block's operations, with casts and 8-bit products in place of 16-bit products.
+
+    The matrices of a block's linear layers are cast, as torchao and Transformer Engine do, but not
+    attention, embeddings and the last layer.  Memory stays: layers save their inputs in 16 bits.
+    """
+    for operation in operations:
+        if operation.kind != "product":
+            yield operation
+            continue
+        inputs = operation.bytes.times(INPUT_BYTES)
+        yield Operation(kind="other", bytes=inputs.times(CAST_BYTES), calls=2 * operation.calls)
+        yield Operation(
+            kind="fp8_product",
+            flops=operation.flops,
+            bytes=operation.bytes.times(1 - INPUT_BYTES / 2),
+            calls=operation.calls,
+        )

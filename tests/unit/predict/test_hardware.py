@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.base.errors import InputError
-from shardmark.predict.hardware.catalogue import (
-    joined_node,
-    load_card,
-    load_node,
-    names,
-    nodes_of,
-)
+from shardmark.predict.hardware.catalogue import joined_node, load_card, load_node, names, nodes_of
 
 
 @pytest.mark.parametrize("name", names("cards"))

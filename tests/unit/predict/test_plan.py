@@ -19,18 +19,16 @@ from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.batch.predicted import largest
-from shardmark.predict.fp8 import PRODUCT_SHARE, in_fp8
 from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
-from shardmark.predict.padding import NO_PADDING, Padding, padding_of
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Amount, Operation, Profile
-from shardmark.predict.request import PlanRequest
+from shardmark.predict.request import NO_PADDING, Padding, PlanRequest, padding_of
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.table import answer_table, render_plan, text_of
-from shardmark.predict.timing import Constants
+from shardmark.predict.timing import PRODUCT_SHARE, Constants, in_fp8
 from tests import present
 from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.predict.made import MadeModels, made_profile

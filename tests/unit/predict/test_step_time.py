@@ -12,7 +12,7 @@ import pytest
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Precision, Recipe
 from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
-from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
+from shardmark.predict.anchor import calibrate_communication, calibrate_compute
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed, load_node
 from shardmark.predict.intervals import COVERAGE, RESIDUALS, interval, residuals_of
 from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit

@@ -18,13 +18,7 @@ from shardmark.bench.launch.session import RunSession
 from shardmark.bench.launch.trial import TrialRunner
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import expand
-from shardmark.predict.batch.predicted import (
-    LargestBatch,
-    Try,
-    largest,
-    next_samples,
-    passes_of,
-)
+from shardmark.predict.batch.predicted import LargestBatch, Try, largest, next_samples, passes_of
 from shardmark.predict.memory import USUAL, rank_memory
 from shardmark.predict.models import Models
 from shardmark.ranks.measure.kernel_files import cgroup_limits

@@ -14,7 +14,6 @@ from shardmark.predict.anchor import Anchors, step_of
 from shardmark.predict.hardware.catalogue import NodeType, load_node
 from shardmark.predict.hardware.written import node_of
 from shardmark.predict.measured import known_card, measured_trials
-from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.timing import Constants
 from shardmark.ranks.trial import Trial
@@ -30,18 +29,8 @@ class Predictions:
     def peak_memory_bytes(self, row: Row) -> float:
         """Predict the peak memory of a rank.  Raises `ShardmarkError` if it is not possible."""
         trial = _trial_of(row)
-        profile = self._models.profile_of(
-            trial, trial.world_size, trial.nodes, device_type=trial.device_type
-        )
-        memory = rank_memory(
-            profile,
-            trial.built_strategy,
-            trial.recipe,
-            trial.world_size,
-            nodes=trial.nodes,
-            device_type=trial.device_type,
-        )
-        return memory.peak_bytes
+        size = (trial.world_size, trial.nodes)
+        return self._models.memory_of(trial, *size, device_type=trial.device_type).peak_bytes
 
     def tokens_per_second(self, row: Row) -> float:
         """Predict the throughput of a task with tokens, as `samples_per_second` does."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardmark.base.traffic import ELEMENT_BYTES, stored_element_bytes
-from shardmark.predict.trace.operations import WINDOW
+from shardmark.predict.trace.step_trace import WINDOW
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode

@@ -11,8 +11,7 @@ from shardmark.bench.report.figures.chart import Figure, Panel, Series, figure
 from shardmark.bench.report.figures.drawing import REFERENCE
 from shardmark.bench.report.figures.entries import Entry, Group, entries_in, estimates_series
 from shardmark.predict.when.crossings import RangeLine
-from shardmark.predict.when.measured import measured_lines
-from shardmark.predict.when.view import TITLES, axis_title
+from shardmark.predict.when.view import TITLES, axis_title, measured_lines
 
 _WIDEST_LINEAR = 8
 """Largest ratio of values that an ordinary axis still shows well."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from shardmark.base.cells import title_of
+from shardmark.base.ranking import Question, Ranking
+from shardmark.base.statistics.intervals import Estimate
 from shardmark.base.table.table import (
     Column,
     Columns,
@@ -16,12 +20,94 @@ from shardmark.base.table.table import (
     number,
     table_of,
 )
+from shardmark.bench.analysis.advise.groups import groups_of
+from shardmark.bench.analysis.advise.selection import QUESTIONS, select, times_better
 from shardmark.bench.analysis.compare.comparison import Comparison
+from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.verdicts import METRIC
-from shardmark.predict.plan import Plan
-from shardmark.predict.when.crossings import PARAMETERS, BestRange, RangeLine
-from shardmark.predict.when.measured import measured_lines
-from shardmark.predict.when.planned import planned_lines
+from shardmark.predict.plan import MINIMISED, Plan, Prediction, ranking_of
+from shardmark.predict.when.crossings import (
+    PARAMETERS,
+    RANKS,
+    BestRange,
+    Point,
+    RangeLine,
+    Rules,
+    lines_along,
+)
+
+
+def planned_lines(rows: Iterable[Prediction]) -> list[RangeLine]:
+    """Return the lines of the strategies that fit."""
+    rules = {
+        metric: Rules(
+            rank=partial(_ranking, question=question),
+            times_better=partial(_times_better, question=question),
+            combined=operator.add,  # an error of the prediction may be that of both
+        )
+        for metric, question in QUESTIONS.items()
+    }
+    points = [
+        Point(
+            result=row,
+            conditions={"machines": row.on, RANKS: row.ranks, **row.varied},
+            task=row.task.keys(),
+            parameters=row.parameters,
+            ranks=[row.ranks],
+        )
+        for row in rows
+        if row.fits and row.time is not None
+    ]
+    return lines_along(points, rules)
+
+
+def _ranking(rows: Sequence[Prediction], question: Question) -> Ranking[Prediction]:
+    best, *rivals = sorted(rows, key=MINIMISED[question])
+    return ranking_of(question, best, rivals)
+
+
+def _times_better(row: Prediction, other: Prediction, question: Question) -> Estimate:
+    value = MINIMISED[question](other) / MINIMISED[question](row)
+    factor = 1 + row.error_fraction(question)
+    return Estimate(value=value, low=value / factor, high=value * factor, n=1)
+
+
+def measured_lines(rows: Sequence[Row]) -> list[RangeLine]:
+    """Return the lines of rows that may win: of an equivalent training with a finite loss.
+
+    A strategy that ran on one rank only is compared with each number of ranks of the others.
+    """
+    candidates = [row for group in groups_of(rows) for row in group.candidates]
+    distributed = {row.label for row in candidates if row.world_size > 1}
+    sizes = sorted({row.world_size for row in candidates if row.label in distributed})
+    rules = {
+        metric: Rules(
+            rank=partial(select, metric=metric),
+            times_better=partial(times_better, metric=metric),
+            combined=math.hypot,
+        )
+        for metric in QUESTIONS
+    }
+    points = [
+        _point(row, [row.world_size] if row.label in distributed or not sizes else sizes)
+        for row in candidates
+    ]
+    return lines_along(points, rules)
+
+
+def _point(row: Row, ranks: Sequence[int]) -> Point[Row]:
+    task = [key for key in row.varied if key.startswith("workload.")]
+    workload = {} if task else {"workload": row.workload}
+    fixed = {"experiment": row.experiment, **workload, "precision": row.precision}
+    size = row.metrics.get(PARAMETERS)
+    return Point(
+        result=row,
+        conditions={**fixed, RANKS: row.world_size, **row.varied},
+        task=task or list(workload),
+        parameters=None if size is None else size.value,
+        ranks=ranks,
+    )
+
 
 TITLES = {METRIC: "Throughput", "peak_memory_bytes": "Peak memory"}
 _AHEAD = (

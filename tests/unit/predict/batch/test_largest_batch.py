@@ -8,13 +8,7 @@ import pytest
 
 from shardmark.base.table.formats import Format
 from shardmark.experiment.matrix import cells_of_any_size
-from shardmark.predict.batch.predicted import (
-    MOST_TRIES,
-    LargestBatch,
-    Try,
-    next_samples,
-    passes_of,
-)
+from shardmark.predict.batch.predicted import MOST_TRIES, LargestBatch, Try, next_samples, passes_of
 from shardmark.predict.batch.table import render_largest
 from tests.unit.predict.test_plan import experiment
 

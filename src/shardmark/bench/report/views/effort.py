@@ -111,33 +111,27 @@ def effort_tables(comparison: Comparison, _: str = "") -> list[Table]:
 def efforts_of(rows: Sequence[Row]) -> list[Effort]:
     """Return the effort of each strategy with its options, in the order of the rows."""
     efforts: dict[str, Effort] = {}
-    for effort in _efforts(rows):
-        efforts.setdefault(effort.label, effort)
-    return [*efforts.values()]
-
-
-def listed(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def _efforts(rows: Sequence[Row]) -> Iterator[Effort]:
     for row in rows:
         try:
             trial = Trial.model_validate(row.trials[0].trial)
             strategy = trial.built_strategy
         except (ValidationError, ShardmarkError):
             continue  # an earlier version's, or a plug-in's that is not installed
-        if trial.script is not None:
-            continue
-        yield Effort(
-            strategy=row.strategy,
-            label=row.label,
-            packages=strategy.packages(),
-            features_lost=tuple(_features_lost(strategy, trial)),
-            configuration=launch_configuration(
-                strategy, trial.recipe, trial.layout, trial.device_type
-            ),
-        )
+        if trial.script is None and row.label not in efforts:
+            efforts[row.label] = Effort(
+                strategy=row.strategy,
+                label=row.label,
+                packages=strategy.packages(),
+                features_lost=tuple(_features_lost(strategy, trial)),
+                configuration=launch_configuration(
+                    strategy, trial.recipe, trial.layout, trial.device_type
+                ),
+            )
+    return [*efforts.values()]
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _features_lost(strategy: Strategy, trial: Trial) -> Iterator[str]:
@@ -157,11 +151,8 @@ def _with(recipe: Recipe, keys: Mapping[str, Any]) -> Recipe:
 
 
 def _refuses(strategy: Strategy, world_size: int, recipe: Recipe) -> bool:
-    machine = Machine(
-        device_type="cuda", device_count=MAX_RANKS, cores=MAX_RANKS, is_predicted=True
-    )
     try:
-        strategy.check(world_size, machine, recipe)
+        strategy.check(world_size, Machine.predicted("cuda", MAX_RANKS), recipe)
     except StrategyUnavailable:
         return True
     return False
