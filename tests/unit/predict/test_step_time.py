@@ -71,21 +71,38 @@ def profile() -> Profile:
     return replace(made, state_values=1, update_accesses=8)
 
 
+def node_with(**card: Any) -> NodeType:
+    """The node with another card."""
+    return NODE.model_copy(update={"card": CARD.model_copy(update=card)})
+
+
+def step_of(
+    strategy: str | Strategy,
+    ranks: int,
+    options: dict[str, Any] | None = None,
+    *,
+    model: Profile | None = None,
+    node: NodeType = NODE,
+    constants: Constants = PLAIN,
+    **recipe: Any,
+) -> Step:
+    return plan_step(
+        model or profile(),
+        build_strategy(strategy, options or {}) if isinstance(strategy, str) else strategy,
+        Recipe(**{"steps": 1, "per_rank_batch": 2, **recipe}),
+        ranks,
+        node,
+        nodes=max(1, ranks // 4),
+        constants=constants,
+    )
+
+
 def test_bf16_weights_send_half_and_update_from_half() -> None:
     """The trace counts the optimizer's own state, here 4 bytes: 3 of 5 accesses are halved."""
-    card = CARD.model_copy(update={"peaks": {"fp32": 1e12, "bf16": 4e12}})
+    node = node_with(peaks={"fp32": 1e12, "bf16": 4e12})
     wide, narrow = (
-        plan_step(
-            profile(),
-            build_strategy("ddp", {}),
-            Recipe.model_validate(
-                {"steps": 1, "per_rank_batch": 2, "precision": "bf16", **weights}
-            ),
-            4,
-            NODE.model_copy(update={"card": card}),
-            constants=PLAIN,
-        )
-        for weights in ({}, {"weights": "bf16"})
+        step_of("ddp", 4, node=node, precision="bf16", weights=weights)
+        for weights in ("fp32", "bf16")
     )
     assert narrow.columns.update_seconds == pytest.approx(0.7 * wide.columns.update_seconds)
     sent = [sum(step.columns.communication_seconds) for step in (wide, narrow)]
@@ -94,35 +111,9 @@ def test_bf16_weights_send_half_and_update_from_half() -> None:
 
 def offloaded(name: str) -> tuple[Step, Step]:
     """On 4 ranks, without and with offload; the host has a tenth of the link's bandwidth."""
-    card = CARD.model_copy(update={"host_bytes_per_second": 10e9})
-    node = NODE.model_copy(update={"card": card})
-    here, there = (
-        plan_step(
-            profile(),
-            build_strategy(name, {}),
-            Recipe(steps=1, per_rank_batch=2, cpu_offload=offload),
-            4,
-            node,
-            constants=PLAIN,
-        )
-        for offload in (False, True)
-    )
+    node = node_with(host_bytes_per_second=10e9)
+    here, there = (step_of(name, 4, node=node, cpu_offload=offload) for offload in (False, True))
     return here, there
-
-
-def step_of(
-    strategy: str | Strategy, ranks: int, options: dict[str, Any] | None = None, **recipe: Any
-) -> Step:
-    built = build_strategy(strategy, options or {}) if isinstance(strategy, str) else strategy
-    return plan_step(
-        profile(),
-        built,
-        Recipe(**{"steps": 1, "per_rank_batch": 2, **recipe}),
-        ranks,
-        NODE,
-        nodes=max(1, ranks // 4),
-        constants=PLAIN,
-    )
 
 
 @pytest.mark.parametrize(
@@ -168,8 +159,7 @@ def test_measured_collectives_take_what_was_measured(
     traffic: Traffic, expected_seconds: float
 ) -> None:
     kinds = dict.fromkeys(("all_reduce", "all_gather"), SLOW)
-    card = CARD.model_copy(update={"link_seconds": kinds})
-    node = NODE.model_copy(update={"card": card})
+    node = node_with(link_seconds=kinds)
     assert collective_seconds(traffic, 4, node, PLAIN) == pytest.approx(expected_seconds)
 
 
@@ -222,15 +212,7 @@ def test_other_micro_batches_hide_messages_between_stages(
     )
     monkeypatch.setattr(DDPCosts, "library_traffic", lambda *_: (sent,))
     monkeypatch.setattr(DDPCosts, "bubble", lambda *_: 3 / 8)
-    card = CARD.model_copy(update={"link_bytes_per_second": 1e10})
-    step = plan_step(
-        profile(),
-        build_strategy("ddp", {}),
-        Recipe(steps=1, per_rank_batch=4),
-        4,
-        NODE.model_copy(update={"card": card}),
-        constants=PLAIN,
-    )
+    step = step_of("ddp", 4, node=node_with(link_bytes_per_second=1e10), per_rank_batch=4)
     assert step.time(PLAIN).waiting_seconds == pytest.approx(shown_seconds)
 
 
@@ -241,12 +223,9 @@ def test_products_of_an_update_take_time_on_the_ranks_that_hold_its_state(
 ) -> None:
     """The products are in bf16, also in a recipe of fp32, where the card computes so."""
     peaks = {"fp32": 1e12, **({"bf16": 4e12} if has_bf16 else {})}
-    node = NODE.model_copy(update={"card": CARD.model_copy(update={"peaks": peaks})})
     products = Operation(kind="product", flops=Amount(fixed=8e12))
-    recipe = Recipe(steps=1, per_rank_batch=2)
-    strategy = build_strategy(name, {})
     seconds = [
-        plan_step(model, strategy, recipe, 4, node, constants=PLAIN).columns.update_seconds
+        step_of(name, 4, model=model, node=node_with(peaks=peaks)).columns.update_seconds
         for model in (profile(), replace(profile(), update_products=products))
     ]
     of_peak = fraction * 8e12 / peaks["bf16" if has_bf16 else "fp32"]
@@ -391,14 +370,8 @@ def test_a_short_step_takes_the_time_of_its_host(
     )
     size = ModelSize(parameters=4, trained_parameters=4, trained_matrices=((2, 2, 2),))
     made = Profile(units=(unit,), size=size, host_prepares_samples=prepares)
-    step = plan_step(
-        made,
-        build_strategy(strategy, {}),
-        Recipe(steps=1, per_rank_batch=None, global_batch=2 * ranks),
-        ranks,
-        NODE,
-        constants=constants,
-    )
+    batch: dict[str, Any] = {"per_rank_batch": None, "global_batch": 2 * ranks}
+    step = step_of(strategy, ranks, model=made, constants=constants, **batch)
     assert step.time(constants).compute_seconds == pytest.approx(expected_seconds)
     assert step.host_bound.all()
 
@@ -430,7 +403,7 @@ def test_cards_without_peer_access_send_through_the_host(
     card: dict[str, Any], gigabytes_per_second: float
 ) -> None:
     constants = replace(PLAIN, link_share=0.5, staged_share=0.25)
-    node = NODE.model_copy(update={"card": CARD.model_copy(update=card)})
+    node = node_with(**card)
     message = Traffic(kind="all_reduce", payload_bytes=1e9, ranks=2)
     seconds = collective_seconds(message, 4, node, constants)
     assert seconds == pytest.approx(1 / gigabytes_per_second)
@@ -598,11 +571,5 @@ def test_ranks_that_share_cores_slow_one_another_down() -> None:
     node = NodeType(card=CARD, node=Node(card="invented", devices=4, shared_speed=0.5))
     assert [node.slowdown(ranks) for ranks in (1, 4, 8)] == [1.0, 2.0, 2.0]
     assert node.slowdown(2) == pytest.approx(4 / 3)
-    recipe = Recipe(per_rank_batch=2, steps=1)
-    alone, among = (
-        plan_step(
-            profile(), build_strategy("ddp", {}), recipe, ranks, node, constants=PLAIN
-        ).forward_seconds
-        for ranks in (1, 4)
-    )
+    alone, among = (step_of("ddp", ranks, node=node).forward_seconds for ranks in (1, 4))
     assert among == pytest.approx(2 * alone)
