@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from shardmark.base.evidence.accepted import USUAL
@@ -31,14 +30,11 @@ def same_training(
     be told, and `InputError` if the script does not run.
     """
     from shardmark.audit.script import Against, audit_script
-    from shardmark.scripts.command import ScriptCommand, parse_command
+    from shardmark.scripts.command import parse_command
 
-    def parsed(text: str | Sequence[str]) -> ScriptCommand:
-        return parse_command(shlex.split(text) if isinstance(text, str) else list(text))
-
-    script, other = parsed(command), None
+    script, other = parse_command(command), None
     if against is not None:
-        reference = parsed(against)
+        reference = parse_command(against)
         other = Against(command=reference, ranks=reference.ranks or 1)
         ranks = script.ranks or 1
     chosen = [*accept, *([] if strict else USUAL)]

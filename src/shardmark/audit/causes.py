@@ -863,18 +863,18 @@ def of_weighting(records: Records) -> Finding | None:
         return finding(
             "uneven_micro_batches",
             _off(records),
-            f"weighted by {of_micros} the micro-batches' gradients give that of one process, which "
-            f"has other micro-batches; a step uses {1 / records.count:.4f} each",
+            f"averaging the micro-batches' gradients with weights {of_micros} gives the gradient "
+            f"of one process, with other micro-batches; a step uses {1 / records.count:.4f} each",
         )
     text, numbers = ", ".join(f"{s:.4f}" for s in shares), ", ".join(f"{n:g}" for n in counts)
-    seen = f"; targets that count by rank: {numbers}" if all(counts) else ""
+    seen = f"; targets that count, by rank: {numbers}" if all(counts) else ""
     if abs(sum(shares) - 1) > EXPLAINED:
         seen += f"; besides, the gradient is {1 / sum(shares):.3g} times as large"
     return finding(
         "uneven_weights",
         _off(records),
-        f"weighted by {text} the ranks' own gradients give that of one process; the ranks "
-        f"use {1 / records.count:.4f} each{seen}",
+        f"averaging the ranks' gradients with weights {text} gives the gradient of one process; "
+        f"the ranks use {1 / records.count:.4f} each{seen}",
     )
 
 

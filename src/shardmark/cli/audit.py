@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +34,7 @@ def audit(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="COMMAND...",
+            metavar="COMMAND",
             help="The training command as you type it: torchrun, python -m torch.distributed.run, "
             "accelerate launch, deepspeed, fabric run, or a script.",
         ),
@@ -148,7 +147,7 @@ def _against(
         raise InputError("--against-revision", revision, "either --against or --against-revision")
     if command is None and revision is None:
         return None
-    other = parsed if command is None else parse_command(shlex.split(command))
+    other = parsed if command is None else parse_command(command)
     commit = "" if revision is None else commit_of(revision)
     return Against(command=other, ranks=_one_count(ranks, other), revision=commit)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -149,10 +148,7 @@ def _command_of(text: str) -> ScriptCommand:
     path = os.path.expanduser(text)  # noqa: PTH111 - a command may be no valid path
     if os.path.isfile(path):  # noqa: PTH113
         return ScriptCommand(launcher="python", words=(), script=(path,), ranks=None)
-    try:
-        return parse_command(shlex.split(text))
-    except ValueError as error:  # a quotation mark is missing
-        raise InputError("--from", str(error), "close the quotation") from None
+    return parse_command(text)
 
 
 def _template(name: str) -> str:

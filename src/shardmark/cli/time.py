@@ -40,7 +40,7 @@ def time(
     commands: Annotated[
         list[str],
         typer.Argument(
-            metavar="COMMAND...",
+            metavar="COMMAND",
             help="A script with its arguments, in quotation marks: 'train.py --strategy ddp'.  Also"
             " with its launcher, whose number of ranks counts.  A single one may follow `--` as it"
             " is.",
@@ -136,7 +136,8 @@ def time(
     if until_exit and steps is not None:
         raise InputError("--steps", f"{steps}, and --until-exit, too", "give one of the two")
     mapping = experiment_of(
-        [*map(_parsed, _commands(commands))], [] if ranks is None else numbers_of_ranks(ranks)
+        [*map(measured_command, _commands(commands))],
+        [] if ranks is None else numbers_of_ranks(ranks),
     )
     if against_revision is not None:
         mapping["workload"]["command"], mapping["matrix"]["variant"] = _in_two_commits(
@@ -308,20 +309,16 @@ def _commands(arguments: list[str]) -> list[str]:
     return [shlex.join(arguments)] if is_one else arguments
 
 
-def _parsed(text: str) -> ScriptCommand:
+def measured_command(typed: Sequence[str] | str) -> ScriptCommand:
     """Parse a command.  Raises `InputError` for options before the script: they would not count."""
     from shardmark.scripts.command import parse_command
 
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise InputError(f"command {text!r}", str(error), "close the quotation") from None
-    command = parse_command(words)
+    command = parse_command(typed)
     options = command.options
     if options:
         raise InputError(
-            f"command {text!r}",
+            f"command {(typed if isinstance(typed, str) else shlex.join(typed))!r}",
             f"{shlex.join(options)} would not count: Shardmark starts the ranks itself",
-            "leave it out, or put variables and wrappers before shardmark (A=1 shardmark time ...)",
+            "leave it out, or put variables and wrappers before shardmark (A=1 shardmark ...)",
         )
     return command

@@ -27,7 +27,7 @@ def verify(
     ] = TextOrJson.TEXT,
     engine: EngineOption = None,
 ) -> None:
-    """Compare a few steps of every strategy with one process that plays all ranks.
+    """Compare a few steps of every strategy with one process that does the work of all.
 
     Exit code 0 if every strategy that can run here is equivalent; 1 if one is not, or fails; 2 if
     none is worse than undecided, or no strategy can run here.

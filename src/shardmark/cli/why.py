@@ -12,6 +12,7 @@ import typer
 from shardmark.base.text import say_text
 from shardmark.cli.arguments import TextOrJson, numbers_of_ranks, path_of
 from shardmark.cli.run import resumable
+from shardmark.cli.time import measured_command
 
 BUDGET = "10m"
 """Default time for each number of ranks."""
@@ -46,7 +47,7 @@ def explain_step(
         TextOrJson, typer.Option("--format", help="json: the answer alone, in seconds.")
     ] = TextOrJson.TEXT,
 ) -> None:
-    """Take input, peers, evaluation and more away, one at a time, and say what each was worth."""
+    """Say where a step's time goes: take away input, peers, evaluation and more, one at a time."""
     from shardmark.base.durations import parse_seconds
     from shardmark.base.results.runs_folder import run_folder
     from shardmark.base.system.extras import is_installed
@@ -56,9 +57,8 @@ def explain_step(
     from shardmark.bench.report.figures.drawing import draw, write_images
     from shardmark.bench.report.figures.parts import scaling_figure
     from shardmark.bench.why import explain
-    from shardmark.scripts.command import parse_command
 
-    parsed = parse_command(command)
+    parsed = measured_command(command)
     words = ["python", *parsed.script] if parsed.script[0] == "-m" else [*parsed.script]
     numbers = [parsed.ranks or 1] if ranks is None else numbers_of_ranks(ranks)
     seconds = parse_seconds(budget, "--budget")

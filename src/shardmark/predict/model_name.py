@@ -329,7 +329,7 @@ def _stored(name: str) -> tuple[str, Mapping[str, Any]]:
     """
     bare = name.removeprefix(PREFIX)
     model, folder = f"{PREFIX}{bare}", Path(bare).expanduser()
-    if model in HUGGING_FACE:
+    if model in HUGGING_FACE and shipped_name(bare) is None:  # a family, and no model's name
         return model, {}
     if (folder / "config.json").is_file():
         model = f"{PREFIX}{folder / 'config.json'}"  # weights do not change the answer

@@ -83,12 +83,12 @@ class StepTime:
     def bound(self) -> str:
         """Name of the cause that takes most of the step."""
         seconds = {
-            ("the host" if self.host_bound else "computing"): (
+            ("host" if self.host_bound else "compute"): (
                 self.compute_seconds + self.distribution_seconds
             ),
             "communication": self.waiting_seconds + self.interference_seconds,
-            "the pipeline's bubble": self.bubble_seconds,
-            "the library's own code": self.library_seconds,
+            "pipeline-bubble": self.bubble_seconds,
+            "library": self.library_seconds,
         }
         return max(seconds, key=lambda name: seconds[name])
 

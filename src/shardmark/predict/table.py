@@ -146,7 +146,7 @@ def _brief_text(best: Ranking[Prediction], figure: str) -> str:
 
 def _speed_text(row: Prediction) -> str:
     assert row.time is not None
-    return f"{abbreviated(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
+    return f"{abbreviated(row.work_per_second)} {row.unit}/s, {row.time.bound}-bound"
 
 
 def _memory_text(row: Prediction) -> str:
@@ -205,7 +205,7 @@ def _task_answers(plan: Plan) -> Iterator[str]:
         row = fastest.row
         figure = _speed_text(row)
         if row.hours_for(plan.work) is not None and row.price_per_hour is not None:
-            figure += f": {_cost_text(row, plan)}"
+            figure += f"; {_cost_text(row, plan)}"
         answers = [_brief_text(fastest, figure)]
         if cheapest.row is not row:
             answers.append(_brief_text(cheapest, _cost_text(cheapest.row, plan)))

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 
 from shardmark.base.errors import InputError
-from shardmark.base.system.modules import find_without_import, looked_in
+from shardmark.base.system.modules import find_without_import
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
@@ -40,7 +41,7 @@ TORCHRUN = ("-m", "torch.distributed.run")
 MULTI_GPU = {"--multi_gpu", "--multi-gpu"}
 """Option of accelerate, which refuses it for one process; with `--cpu` it starts one process."""
 
-SCRIPT = re.compile(r"\.pyc?$")
+SCRIPT = re.compile(r"\.(pyc?|ipynb)$")
 VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 PYTHON = re.compile(r"python[\d.]*")
 
@@ -64,10 +65,9 @@ LAUNCHERS = {
 AUTOMATIC = {"gpu", "auto", "cpu", "xpu"}
 """Numbers of ranks that torchrun chooses by the machine."""
 
-NO_PYTHON = {"--no-python", "--no_python"}
 TORCHRUN_FLAGS = {
-    *FLAGS, *NO_PYTHON, "--run-path", "--run_path", "--virtual-local-rank", "--virtual_local_rank",
-    "--use-env", "--use_env", "-h", "--help",
+    *FLAGS, "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env",
+    "--virtual-local-rank", "--virtual_local_rank", "-h", "--help",
 }  # fmt: skip
 """Options of torchrun without a value."""
 
@@ -111,29 +111,35 @@ class ScriptCommand:
         if self.launcher == "python":
             python = self.words or (sys.executable,)
             return [*python, *TORCHRUN, *_meeting("torchrun", ranks), *self.script]
-        words = list(self.words)
-        if "--cpu" in words or (ranks == 1 and MULTI_GPU & {*words}):  # starts one process
-            words = [word for word in words if word not in MULTI_GPU]
+        if "--cpu" in self.words or (ranks == 1 and MULTI_GPU & {*self.words}):  # one process
+            words = [word for word in self.words if word not in MULTI_GPU]
             start = [sys.executable, *TORCHRUN, *_meeting("torchrun", ranks), "--no-python"]
             return [*start, *words, *_meeting(self.launcher, 1), *self.script]
-        return [*words, *_meeting(self.launcher, ranks), *self.script]
+        return [*self.words, *_meeting(self.launcher, ranks), *self.script]
 
 
-def parse_command(words: Sequence[str]) -> ScriptCommand:
-    """Split a command into launcher and script.  Raises `InputError` for what cannot be started."""
+def parse_command(command: Sequence[str] | str) -> ScriptCommand:
+    """Split a command into launcher and script.  Raises `InputError` for what cannot be started.
+
+    One text, as in quotation marks, is split into words unless it is the path of a file.
+    """
+    words = [command] if isinstance(command, str) else command
+    if len(words) == 1 and not os.path.isfile(words[0]):  # noqa: PTH113 - it may be no valid path
+        try:
+            words = shlex.split(words[0])
+        except ValueError as error:
+            raise InputError(f"command {words[0]!r}", str(error), "close the quotation") from None
     wrapper, rest = _wrapper(words)
     if not rest:
         raise InputError(
             "command", "it is empty", "end with `-- torchrun --nproc-per-node 2 train.py ARGS`"
         )
-    command = _unwrapped(rest)
+    parsed = _unwrapped(rest)
     if not wrapper:
-        return command
+        return parsed
     python = ("python",) if wrapper[0] != "env" else (sys.executable,)
     return replace(
-        command,
-        words=(*wrapper, *(command.words or python)),
-        options=(*wrapper, *command.options),
+        parsed, words=(*wrapper, *(parsed.words or python)), options=(*wrapper, *parsed.options)
     )
 
 
@@ -215,11 +221,10 @@ def _refusal(words: Sequence[str]) -> InputError:
             with suppress(InputError):
                 command = _unwrapped(words[number:])
                 ranks = "" if command.ranks is not None else " --ranks N"
-                inner = shlex.join(words[number:])
                 return InputError(
                     "command",
                     f"it begins with {name}, and the ranks are started on this machine",
-                    f"leave it out:{ranks} -- {inner}",
+                    f"leave it out:{ranks} -- {shlex.join(words[number:])}",
                 )
     script = words[1:2] if name in SHELLS else words[:1]
     if script and (name in SHELLS or script[0].endswith(".sh")):
@@ -231,7 +236,9 @@ def _refusal(words: Sequence[str]) -> InputError:
     return InputError(
         "command",
         f"it begins with {words[0]!r}",
-        "begin with torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, "
+        f"did you mean {words[0]}.py?"
+        if Path(f"{words[0]}.py").is_file()
+        else "begin with torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, "
         "fabric run, python, or a script; for another program give its Python module (python -m "
         "NAME ...)",
     )
@@ -244,14 +251,10 @@ def _command_in(path: str) -> str:
         for line in text.splitlines():
             with suppress(ValueError, InputError):
                 words = shlex.split(line, comments=True)
-                if words and not VARIABLE.fullmatch(words[0]) and _is_training(words):
+                _, rest = _wrapper(words)
+                if rest and Path(rest[0]).name not in SHELLS and _unwrapped(rest).script:
                     return shlex.join(words)
     return "the line with torchrun, accelerate launch, deepspeed or python"
-
-
-def _is_training(words: Sequence[str]) -> bool:
-    _, rest = _wrapper(words)
-    return bool(rest) and Path(rest[0]).name not in SHELLS and bool(_unwrapped(rest).script)
 
 
 def _with_launcher(launcher: str, head: Sequence[str], rest: Sequence[str]) -> ScriptCommand:
@@ -269,18 +272,12 @@ def _with_launcher(launcher: str, head: Sequence[str], rest: Sequence[str]) -> S
             value = options.pop(0) if options else ""
         if counts_ranks:
             ranks = None if value in AUTOMATIC else _positive(value, option)
-        elif re.fullmatch(r"--(nnodes|num[-_](nodes|machines))", option) and value not in {
-            "1",
-            "1:1",
-        }:
+        elif re.search(r"nnodes|num[-_](nodes|machines)", option) and value not in {"1", "1:1"}:
             raise InputError(option, value, "1: the audit runs on one machine")
     return ScriptCommand(
-        launcher=launcher,
-        words=(*head, *words),
-        script=tuple(script),
-        ranks=ranks,
+        launcher=launcher, words=(*head, *words), script=tuple(script), ranks=ranks,
         options=tuple(words),
-    )
+    )  # fmt: skip
 
 
 def _options(words: Sequence[str], launcher: str) -> int:
@@ -337,12 +334,19 @@ def hooked_environment(hooks: str, variables: Mapping[str, str]) -> dict[str, st
 
 
 def check_exists(command: ScriptCommand) -> None:
-    """Raise `InputError` if the command's script or module does not exist."""
-    first, *rest = command.script
-    if first == "-m":
-        exists, problem = find_without_import(rest[0]) is not None, f"no module {rest[0]!r}"
+    """Raise `InputError` if the command's script or module does not exist, or is a notebook."""
+    first, name, *_ = *command.script, ""
+    path = Path(first).expanduser()
+    if path.suffix == ".ipynb":
+        problem = "it is a notebook"
+        allowed = f"`jupyter nbconvert --to script {shlex.quote(first)}` makes a script of it"
+    elif first in {"-m", "--module"} and find_without_import(name) is None:
+        problem = f"no module {name!r}"
+        allowed = "name one that `python -m` finds from the current folder, such as package.train"
+    elif first not in {"-m", "--module"} and not path.is_file() and shutil.which(first) is None:
+        problem = f"no file {first!r} in {Path.cwd()}"
+        near = get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
+        allowed = f"did you mean {path.with_name(near[0])}?" if near else "give the script's path"
     else:
-        exists = Path(first).expanduser().is_file() or shutil.which(first) is not None
-        problem = f"no file {first!r}{looked_in(first)}"
-    if not exists:
-        raise InputError(f"command {command.text!r}", problem, "give the script's path")
+        return
+    raise InputError(f"command {command.text!r}", problem, allowed)

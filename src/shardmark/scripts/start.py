@@ -40,7 +40,8 @@ FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
 PREFIX = re.compile(r"^\[\w+\d+\]:")
 ERROR = re.compile(
-    r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*: error: |.*t open file"
+    r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*(: error: |t open file"
+    r"|: No module)"
 )
 """Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
 BAR = re.compile(r"\d%(\||\s|$)|\d+/\d+ \[|\b(it/s|s/it)\b")

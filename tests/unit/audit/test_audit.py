@@ -392,6 +392,24 @@ def test_a_progress_bar_is_no_error(bar: str, tmp_path: Path) -> None:
     assert run.error() == "the model is too small"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/usr/bin/python: No module named pkg.__main__; 'pkg' is a package and cannot be executed",
+        "python: can't open file 'x.py': [Errno 2] No such file or directory",
+        "train.py: error: the following arguments are required: --data",
+        "ModuleNotFoundError: No module named 'timmx'",
+    ],
+)
+def test_the_line_of_python_s_error_stands_before_what_torchrun_adds(
+    line: str, tmp_path: Path
+) -> None:
+    run = Ended(tmp_path / "log.txt")
+    footer = "traceback : To enable traceback see: https://pytorch.org/docs/stable/errors.html"
+    run.log.write_text(f"usage: train.py\n{line}\nE1129 failed (exitcode: 1)\n  {footer}\n")
+    assert run.error() == line
+
+
 def test_a_gradient_of_zero_shows_nothing() -> None:
     zero = Step(gradients=[torch.zeros(4)])
     assert "is 0 on the ranks" in causes.unseen(records(zero, zero, replay=zero))

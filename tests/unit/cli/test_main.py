@@ -33,6 +33,9 @@ def test_help_version_and_schema_are_printed(capsys: Captured) -> None:
     verbs = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     assert [verb for verb in verbs if f"\n  {verb} " not in text] == []
     assert text.index("Your script:") < text.index("\n  why ") < text.index("Many strategies:")
+    for verb in verbs:
+        usage = answer(capsys, verb, "--help")[1].partition("\n\n")[0]
+        assert "...." not in usage.translate(str.maketrans("", "", "{}"))
     assert answer(capsys, "--version") == (0, f"shardmark {shardmark.__version__}\n", "")
     assert json.loads(answer(capsys, "schema")[1])["type"] == "object"
     assert answer(capsys, "list", "schema") == answer(capsys, "schema")

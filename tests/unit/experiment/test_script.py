@@ -139,7 +139,7 @@ def test_other_workloads_need_a_recipe_as_before() -> None:
     [
         ("missing.py", "no file 'missing.py'"),
         ("python -m missing.module", "no module 'missing.module'"),
-        ("torchrun --nproc-per-node 2 train.py", "starts the ranks itself"),
+        ("torchrun --nproc-per-node 2 train.py", "itself starts ranks"),
         ("train.py 'open", "No closing quotation"),
         ("", "it is empty"),
     ],
@@ -241,6 +241,14 @@ def test_mistakes_of_a_command_line(
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.usefixtures("script")
+def test_why_refuses_options_of_a_launcher_as_time_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """It starts the ranks itself, so that mixed precision would be left out without a word."""
+    words = ["accelerate", "launch", "--mixed_precision", "bf16", "train.py"]
+    assert main(["why", "--", *words]) == 2
+    assert "--mixed_precision bf16 would not count" in capsys.readouterr().err
 
 
 def test_a_secret_is_in_no_name_and_no_file_and_another_one_continues(script: Path) -> None:

@@ -15,6 +15,7 @@ from shardmark.base.errors import InputError
 from shardmark.base.results.schema import StabilityFinding, StabilityKind, Summary, TrialResult
 from shardmark.base.results.store import StoredRun
 from shardmark.base.table.formats import Format
+from shardmark.base.table.table import number
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import cells_of_any_size
@@ -164,7 +165,12 @@ def test_the_largest_batch_where_needs_bend(last: int) -> None:
 
 def test_costs_follow_from_the_price_of_a_card() -> None:
     of = experiment(["ddp"], steps=None, epochs=4)
-    (row,) = planned(of, prices_per_hour=(2.0,)).rows
+    plan = planned(of, prices_per_hour=(2.0,))
+    (row,) = plan.rows
+    bound = present(row.time).bound
+    assert bound in {"compute", "host", "communication"}
+    answer = " ".join(render_plan(plan, Format.TEXT, 80).split())
+    assert f" samples/s, {bound}-bound; {number(present(row.dollars), digits=2)} dollars" in answer
     assert row.steps == 4 * (50_000 // 512)
     assert row.dollars == pytest.approx(2.0 * 8 * row.steps * present(row.step_seconds) / 3600)
     (unknown,) = planned(of, models=MadeModels(samples=None)).rows
@@ -248,7 +254,7 @@ def test_a_step_that_the_host_bounds_is_named() -> None:
     plan = planned(experiment(["ddp"]), models=MadeModels(replace(tiny, units=units)))
     (row,) = plan.rows
     assert row.time is not None
-    assert row.time.bound == "the host"
+    assert row.time.bound == "host"
     assert row.time.compute_seconds >= 80 * Constants().launch_seconds
     assert any("ddp the card waits for the host" in note for note in plan.notes)
     large = planned(experiment(["ddp"]))
@@ -440,7 +446,7 @@ def test_small_models_take_the_time_of_their_host(name: str, measured_rate: floa
     """
     of = load_experiment(name, ["matrix.strategy=[single]"])
     (row,) = planned(of, "h100x1", models=Models()).rows
-    assert present(row.time).bound == "the host"
+    assert present(row.time).bound == "host"
     assert 1 / 1.5 < measured_rate / row.work_per_second < 1.5
 
 

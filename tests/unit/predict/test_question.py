@@ -43,6 +43,8 @@ def about(name: str, *machines: str, **options: Any) -> PlanRequest:
         ("hf:Qwen/Qwen3-8B", {"name": "language", "sequence_length": 4096}, 1),
         ("Qwen/Qwen3-8B", {"model": "hf:Qwen/Qwen3-8B", "dataset": "random"}, 1),
         ("hf:openai-community/gpt2", {"sequence_length": 1024}, 1),
+        ("gpt2", {"model": "hf:openai-community/gpt2", "sequence_length": 1024}, 1),
+        ("hf:gpt2", {"model": "hf:openai-community/gpt2", "sequence_length": 1024}, 1),
         ("hf:google-bert/bert-base-uncased", {"objective": "masked", "sequence_length": 512}, 1),
         ("hf:llama", {"model": "hf:llama", "vocabulary": 32_000}, 1),
         ("hf:openai/whisper-small", {"name": "own"}, 8),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.base.errors import InputError
-from shardmark.scripts.command import hooked_environment, parse_command
+from shardmark.scripts.command import check_exists, hooked_environment, parse_command
 from tests.programs import output_of
 
 
@@ -156,6 +156,48 @@ def test_a_script_runs_by_this_interpreter() -> None:
 def test_a_command_that_cannot_be_started_is_refused(command: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         parse_command(command.split())
+
+
+def test_a_command_in_quotation_marks_is_split_unless_it_is_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").touch()
+    words = ["torchrun", "--nproc-per-node", "2", "train.py", "--name", "a b"]
+    text = "torchrun --nproc-per-node 2 train.py --name 'a b'"
+    assert parse_command([text]) == parse_command(text) == parse_command(words)
+    assert parse_command("my train.py").script == ("my train.py",)
+    with pytest.raises(InputError, match="No closing quotation; close the quotation"):
+        parse_command("train.py 'open")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("trian.py", r"no file 'trian\.py' in .*; did you mean train\.py\?"),
+        (
+            "torchrun ../x/tran.py",
+            r"no file '\.\./x/tran\.py' in .*; did you mean \.\./x/train\.py",
+        ),
+        ("python other.txt", r"no file 'other\.txt' in .*; give the script's path"),
+        ("train", r"it begins with 'train'; did you mean train\.py\?"),
+        ("python -m train.py", r"no module 'train\.py'; name one that `python -m` finds"),
+        ("deepspeed --module pkg.train", r"no module 'pkg\.train'; name one"),
+        ("torchrun -m", r"no module ''; name one"),
+        ("torchrun train.ipynb", r"a notebook; `jupyter nbconvert --to script train\.ipynb`"),
+        ("'a b.ipynb'", r"a notebook; `jupyter nbconvert --to script 'a b\.ipynb'` makes"),
+    ],
+)
+def test_a_script_that_is_none_is_answered_with_what_was_meant(
+    command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "x"
+    folder.mkdir()
+    for name in ("train.py", "train.ipynb", "a b.ipynb"):
+        (folder / name).touch()
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match=message):
+        check_exists(parse_command(command))
 
 
 def test_a_shell_script_is_answered_with_the_command_inside_of_it(tmp_path: Path) -> None:

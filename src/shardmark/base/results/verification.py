@@ -81,7 +81,7 @@ class Verification(Stored):
         return next((verdict for verdict in self.verdicts if verdict.id == verdict_id), None)
 
 
-REFERENCE = "one process that plays all ranks in turn"
+REFERENCE = "one process that does the work of all ranks in turn"
 
 
 def deviation_text(tolerances: float | None) -> str:

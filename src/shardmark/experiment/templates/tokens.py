@@ -10,11 +10,11 @@ class Network(nn.Module):
         self.dropout, self.head = nn.Dropout(0.1), nn.Linear(width, 128)
 
     def forward(self, letters):  # (names, length) -> (names, length, 128)
-        mixed = self.mix(self.embedding(letters).transpose(1, 2))[..., :-2]  # nobody looks ahead
+        mixed = self.mix(self.embedding(letters).transpose(1, 2))[..., :-2]  # causal
         return self.head(self.dropout(mixed.relu()).transpose(1, 2))
 
 
-class Task:  # guess the next letter of a name; padded names weigh differently
+class Task:  # predict the next letter of a name; longer names have more letters that count
     def __init__(self, width=64):
         names = [[*map(ord, name)] for name in sorted(sys.stdlib_module_names)]
         self.train_data, self.validation_data = lambda: names[::2] * 8, lambda: names[1::2]
@@ -26,7 +26,7 @@ class Task:  # guess the next letter of a name; padded names weigh differently
     def collate(self, names):
         return nn.utils.rnn.pad_sequence([*map(tensor, names)], batch_first=True)
 
-    def loss(self, model, letters):  # focal: what is known well counts less
+    def loss(self, model, letters):  # focal loss: letters that are predicted well count less
         chances = model(letters[:, :-1]).float().softmax(-1).gather(2, letters[:, 1:, None])
         counts = letters[:, 1:, None] > 0
         return ((1 - chances).square() * -chances.log())[counts].sum(), counts.sum()

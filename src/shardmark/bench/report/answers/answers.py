@@ -243,9 +243,9 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
     text = f"{'yes' if decided else 'partly'}{':' if inherit else ','} "
     text += f"{len(verified) - len(inherit)} of {len(measured)}"
     if verified and all(row.is_script for row in verified):
-        text += ": each trains what its script trains in one process"
+        text += ": each trains the same as its script in one process"
         if len(verified) > 1 and all(row.against for row in verified):
-            text += f", and what {shown_command(verified[0].against)} trains"
+            text += f", and the same as {shown_command(verified[0].against)}"
     else:
         text += " verified"
     if inherit:

@@ -30,7 +30,7 @@ def cause_of(part: Part) -> str:
     if part.rank is None:
         return "waiting for the longest rows of each step"
     if part.lateness == "rows":
-        return f"rank {part.rank} gets longer rows"
+        return f"rank {part.rank} gets samples that take longer"
     if part.lateness == "place":
         return f"rank {part.rank} is on a slower place: its lateness stays there when ranks swap"
     phases = {"data": "its input", "forward": "its forward pass", "backward": "its backward pass"}
@@ -130,7 +130,7 @@ def scaling_lines(explanations: Sequence[Explanation]) -> list[str]:
     """Return a table of the parts by number of ranks: where the speed-up goes."""
     parts = [parts_and_needed(one) for one in explanations]
     kinds = [*dict.fromkeys(part.kind for of_one in parts for part in of_one)]
-    lines = ["ranks  ms a step  computing  " + "  ".join(kinds)]
+    lines = ["ranks  ms a step  computing  " + "  ".join(kinds).replace("_", " ")]
     for one, of_one in zip(explanations, parts, strict=True):
         cells = [
             _milliseconds(sum(p.seconds.value for p in of_one if p.kind == kind)) for kind in kinds

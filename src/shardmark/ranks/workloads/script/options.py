@@ -62,16 +62,11 @@ class ScriptOptions(WorkloadOptions):
         """Return script and arguments.  Raises `InputError` for a command that cannot be run."""
         from shardmark.scripts.command import parse_command
 
-        place = f"command {self.command!r}"
-        try:
-            command = parse_command(shlex.split(_split(self.command)[2]))
-        except ValueError as error:  # a quotation mark is missing
-            raise InputError(place, str(error), "close the quotation") from None
+        command = parse_command(_split(self.command)[2])
         if command.launcher != "python" or len(command.words) > 1:
-            start = shlex.join(command.words)
             raise InputError(
-                place,
-                f"it begins with `{start}`, and Shardmark starts the ranks itself",
+                f"command {self.command!r}",
+                f"it begins with `{shlex.join(command.words)}`, and Shardmark itself starts ranks",
                 "begin with the script (NAME.py), or with python -m; world_size is the number of"
                 " ranks",
             )
