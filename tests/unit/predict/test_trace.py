@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models.detection.roi_heads import RoIHeads
 
 from shardmark.base.errors import InputError
 from shardmark.base.layout import ActivationSharding
@@ -21,6 +22,7 @@ from shardmark.base.recipe import Weights
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
+from shardmark.predict.trace.detectors import at_their_limits, limited_heads
 from shardmark.predict.trace.optimizers import with_optimizer
 from shardmark.predict.trace.trace import trace
 from shardmark.ranks.measure.memory.tensors import allocator_rise_bytes
@@ -107,6 +109,11 @@ class Looked(nn.Module):
         return rows.sum(1)
 
 
+def traced(model: Callable[[], nn.Module] = blocks, **changes: Any) -> Profile:
+    """The profile of a toy's step with a model under a changed recipe."""
+    return trace(ToyWorkload(model), recipe(**changes))
+
+
 class Divisible(ToyWorkload):
     def tensor_plan(self, model: nn.Module) -> TensorPlan:  # noqa: ARG002
         styles = {"*.layers.0": "column", "*.layers.2": "row", "3": "gathered"}
@@ -129,7 +136,7 @@ def summed(profiled: Profile, kind: str, samples: float) -> float:
 
 
 def test_units_are_blocks_and_what_is_between() -> None:
-    found = trace(ToyWorkload(blocks), recipe())
+    found = traced()
     named = {unit.name: unit for unit in found.units if unit.parameters}
     block = 2 * WIDTH * (WIDTH + 1)
     sizes = [(name, unit.block, unit.parameters) for name, unit in named.items()]
@@ -155,7 +162,7 @@ def test_a_model_that_draws_is_traced_with_the_same_draws() -> None:
     assert {each.unused for each in found} > {("layers.1",)}
     draws = iter([0.0, 1.0, 1.0, 0.0] * 9)  # no seed reaches it
     with pytest.raises(InputError, match="use different parts of it: layers"):
-        trace(ToyWorkload(lambda: Skips(lambda: next(draws))), recipe())
+        traced(lambda: Skips(lambda: next(draws)))
 
 
 def test_sparse_gradients_are_not_counted_as_dense_ones() -> None:
@@ -179,7 +186,7 @@ def test_frozen_parameters_have_no_part_in_an_optimizer() -> None:
         model.get_submodule("1").requires_grad_(False)
         return model
 
-    found = trace(ToyWorkload(frozen), recipe())
+    found = traced(frozen)
     for unit in found.units:
         assert sum(unit.sizes) == unit.trained_parameters, unit.name
     trained = [5 * WIDTH, 2 * WIDTH * (WIDTH + 1), 2 * (WIDTH + 1)]
@@ -195,7 +202,7 @@ def test_frozen_parameters_have_no_part_in_an_optimizer() -> None:
 )
 def test_optimizers_by_path_have_their_own_state(path: str, values: float) -> None:
     optimizer = {"name": "own", "path": path}
-    assert trace(ToyWorkload(blocks), recipe(optimizer=optimizer)).state_values == values
+    assert traced(optimizer=optimizer).state_values == values
 
 
 @pytest.mark.parametrize(
@@ -245,7 +252,7 @@ def test_state_of_each_shape_is_what_an_optimizer_allocates(
 
 
 def test_8_bits_have_scales_of_blocks_and_small_tensors_have_32() -> None:
-    found = trace(ToyWorkload(blocks), recipe(optimizer={"name": "adamw", "state_bits": 8}))
+    found = traced(optimizer={"name": "adamw", "state_bits": 8})
     matrices = 4 * 2 * (WIDTH * WIDTH + 4 * 352)  # 351.6 blocks
     others = found.size.trained_parameters - 4 * WIDTH * WIDTH
     state = 4 * found.state_values * found.size.trained_parameters
@@ -261,7 +268,7 @@ def test_muon_multiplies_in_its_update() -> None:
         parameter.grad = torch.ones_like(parameter)
     with FlopCounterMode(display=False) as counted:
         optimizer.step()  # type: ignore[no-untyped-call]  # torch's
-    found = trace(ToyWorkload(blocks), recipe(optimizer={"name": "muon"}))
+    found = traced(optimizer={"name": "muon"})
     assert found.update_products.flops.fixed == 2 * counted.get_total_flops()  # two blocks
     adam = recipe(optimizer={"name": "adam", "state_bits": 8})
     assert with_optimizer(found, adam.optimizer, "cuda") == trace(ToyWorkload(blocks), adam)
@@ -299,7 +306,7 @@ class InOneByte(torch.optim.Optimizer):
 def test_accesses_of_an_update_are_those_of_its_operators(
     optimizer: dict[str, Any], accesses: int
 ) -> None:
-    assert trace(ToyWorkload(blocks), recipe(optimizer=optimizer)).update_accesses == accesses
+    assert traced(optimizer=optimizer).update_accesses == accesses
 
 
 def test_real_steps_are_of_few_samples_unless_a_batch_norm_refuses_one() -> None:
@@ -311,13 +318,13 @@ def test_real_steps_are_of_few_samples_unless_a_batch_norm_refuses_one() -> None
                 sizes.append(len(inputs))
             return super().forward(functional.batch_norm(inputs, None, None, training=True))
 
-    trace(ToyWorkload(LooksAtValues), recipe())
-    trace(ToyWorkload(Normalises), recipe())
+    traced(LooksAtValues)
+    traced(Normalises)
     assert sizes == [1, 4, 8]
 
 
 def test_products_are_counted_once_forward_and_twice_backward() -> None:
-    found = trace(ToyWorkload(blocks), recipe())
+    found = traced()
     inner = 4 * WIDTH * WIDTH + 2 * WIDTH
     first = 4 * WIDTH  # whose inputs need no gradient
     assert summed(found, "product", 7) == pytest.approx(7 * 2 * (3 * inner + 2 * first))
@@ -424,8 +431,8 @@ def test_frozen_weights_have_the_bytes_of_their_base() -> None:
 
 
 def test_checkpointing_keeps_less_and_computes_the_same_operations() -> None:
-    usual = trace(ToyWorkload(blocks), recipe())
-    again = trace(ToyWorkload(blocks), recipe(activation_checkpointing=True))
+    usual = traced()
+    again = traced(activation_checkpointing=True)
     kept = [sum(u.saved_bytes.per_sample for u in found.units) for found in (usual, again)]
     assert kept[1] < 0.7 * kept[0]
     assert summed(again, "product", 5) == summed(usual, "product", 5)
@@ -450,9 +457,9 @@ def repeated_products(how: bool | str | int) -> tuple[float, float]:
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, WIDTH), *(Layer() for _ in range(4)), nn.Linear(WIDTH, 2))
 
-    traced = trace(ToyWorkload(model), recipe(activation_checkpointing=how))
-    products = (o for u in traced.units for o in u.repeated if o.kind == "product")
-    saved = sum(u.saved_bytes.per_sample for u in traced.units) / (4 * WIDTH)
+    found = traced(model, activation_checkpointing=how)
+    products = (o for u in found.units for o in u.repeated if o.kind == "product")
+    saved = sum(u.saved_bytes.per_sample for u in found.units) / (4 * WIDTH)
     return sum(o.flops.per_sample for o in products) / (2 * WIDTH * WIDTH), saved
 
 
@@ -470,7 +477,7 @@ def test_selective_checkpointing_repeats_every_second_product() -> None:
 
 def test_what_is_traced_stays_on_the_line_of_other_batches() -> None:
     """A step of 24 samples is as predicted from those of 4 and 8."""
-    found = trace(ToyWorkload(blocks), recipe())
+    found = traced()
     workload = ToyWorkload(blocks)
     model = workload.build_model()
     kept: set[int] = set()
@@ -510,14 +517,14 @@ def test_kernels_are_those_of_the_device() -> None:
 
 def test_parameters_in_16_bits_are_traced_beside_autocast() -> None:
     """Autocast keeps casts of all weights for the backward pass; libraries that cast have none."""
-    found = trace(ToyWorkload(blocks), recipe(precision="bf16"))
+    found = traced(precision="bf16")
     assert found.native is not None
     weights = 2 * found.size.parameters
     kept = [sum(u.saved_bytes.fixed for u in of.units) for of in (found, found.native)]
     assert kept[0] - kept[1] == pytest.approx(weights, rel=0.02)
     gradients = [sum(u.gradient_bytes for u in of.units) for of in (found, found.native)]
     assert gradients == [2 * weights, weights]
-    assert trace(ToyWorkload(blocks), recipe()).native is None
+    assert traced().native is None
     sharded = build_strategy("fsdp", {})
     chosen = recipe(precision="bf16", optimizer={"name": "adam"})
     native = rank_memory(found, sharded, chosen, 4)
@@ -565,7 +572,7 @@ def test_compiled_chains_read_and_write_once_and_are_computed_again() -> None:
 
 
 def test_a_loss_outside_of_a_compiled_model_is_not_fused() -> None:
-    eager, compiled = (trace(ToyWorkload(blocks), recipe(compile=how)) for how in ("none", "model"))
+    eager, compiled = (traced(compile=how) for how in ("none", "model"))
     ends = [each.units[-1] for each in (eager, compiled)]
     assert ends[0].name == "after 2"
     loss_calls = [sum(o.calls for o in unit.forward if o.kind == "other") for unit in ends]
@@ -587,8 +594,7 @@ class Attends(nn.Module):
 
 def test_causal_attention_computes_half_of_the_scores() -> None:
     full, half = (
-        summed(trace(ToyWorkload(lambda: Attends(causal=causal)), recipe()), "attention", 4)  # noqa: B023
-        for causal in (False, True)
+        summed(traced(partial(Attends, causal=causal)), "attention", 4) for causal in (False, True)
     )
     assert half > 0
     assert full == 2 * half
@@ -616,7 +622,7 @@ def test_convolutions_are_of_unlike_kinds(options: dict[str, int], kind: str) ->
             outputs: Tensor = self.layer(self.project(inputs).view(-1, 4, 8, 8))
             return outputs.sum((2, 3))[:, :2]
 
-    found = trace(ToyWorkload(Convolves), recipe())
+    found = traced(Convolves)
     for in_pass in ("forward", "backward"):
         kinds = {o.kind for unit in found.units for o in getattr(unit, in_pass)}
         assert kinds == {"product", "other", kind}
@@ -641,7 +647,7 @@ class Mixes(nn.Module):
 def test_a_model_that_refuses_16_bit_parameters_prints_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    found = trace(ToyWorkload(Mixes), recipe(precision="bf16"))
+    found = traced(Mixes, precision="bf16")
     assert found.native is None
     assert capfd.readouterr() == ("", "")
 
@@ -664,13 +670,13 @@ def test_eager_attention_stores_its_scores() -> None:
 @pytest.mark.parametrize("how", ["none", "blocks", "model"])
 def test_checkpointed_blocks_save_their_inputs(how: str) -> None:
     """Also those that compiled code computes in a chain."""
-    found = trace(ToyWorkload(blocks), recipe(activation_checkpointing=True, compile=how))
+    found = traced(activation_checkpointing=True, compile=how)
     live = {unit.name: unit.begun_bytes.per_sample for unit in found.units}
     assert live["2"] - live["1"] >= 4 * WIDTH
 
 
 def test_attention_of_torch_is_one_kernel() -> None:
-    found = trace(ToyWorkload(MultiHead), recipe())
+    found = traced(MultiHead)
     assert "attention" in {o.kind for unit in found.units for o in unit.forward}
 
 
@@ -744,3 +750,43 @@ def test_products_of_groups_multiply_each_row_once(
 ) -> None:
     """2 x 6 x 4 x 5, however many groups there are."""
     assert grouped_product_flops(first, second) == 240
+
+
+PROPOSALS, MOST = 40, 5
+
+
+def detector(*, masks: bool) -> nn.Module:
+    other: dict[str, Any] = dict.fromkeys(("mask_roi_pool", "mask_head", "mask_predictor"))
+    if masks:
+        other = {name: nn.Identity() for name in other}
+    heads = RoIHeads(
+        *(nn.Identity(), nn.Identity(), nn.Identity()),
+        *(0.5, 0.5, 20, MOST / 20, None, 0.05, 0.5, 100),
+        **other,
+    )
+    return nn.ModuleDict({"roi_heads": heads})
+
+
+def sampled(model: nn.Module, boxes: Tensor) -> Tensor:
+    """Labels of the proposals that are sampled, which touch no box."""
+    proposals = torch.tensor([[200.0, 200.0, 210.0, 210.0]]).repeat(PROPOSALS, 1)
+    labels, masks = torch.full((len(boxes),), 3), torch.zeros(len(boxes), 50, 50)
+    target = {"boxes": boxes, "labels": labels, "masks": masks}
+    heads: Any = model["roi_heads"]  # type: ignore[index]
+    found: Tensor = heads.select_training_samples([proposals], [target])[2][0]
+    return found
+
+
+ONE_BOX = torch.tensor([[0.0, 0.0, 50.0, 50.0]])
+
+
+@pytest.mark.parametrize(
+    ("masks", "boxes", "positive"),
+    [(True, ONE_BOX, MOST), (False, ONE_BOX, 1), (True, torch.zeros(0, 4), 0)],
+)
+def test_only_heads_with_masks_are_filled(masks: bool, boxes: Tensor, positive: int) -> None:
+    model = detector(masks=masks)
+    assert list(limited_heads(model)) == (["roi_heads"] if masks else [])
+    with at_their_limits(model):
+        assert int((sampled(model, boxes) == 3).sum()) == positive
+    assert int((sampled(model, boxes) == 3).sum()) == len(boxes)  # the box itself is a proposal
