@@ -22,20 +22,20 @@ SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_510),
-    "compare": (("cli/compare.py",), 67, 10_911),
-    "plan": (("cli/plan.py",), 117, 22_117),
-    "run": (("cli/run.py",), 148, 27_390),
-    "time": (("cli/time.py",), 155, 28_809),
-    "verify": (("cli/verify.py",), 133, 24_718),
+    "compare": (("cli/compare.py",), 67, 10_903),
+    "plan": (("cli/plan.py",), 117, 22_108),
+    "run": (("cli/run.py",), 148, 27_378),
+    "time": (("cli/time.py",), 155, 28_794),
+    "verify": (("cli/verify.py",), 133, 24_716),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (57, 8_911)
+RANK_OF_DDP = (57, 8_906)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_473
+SOURCE_LINES = 75_447
 SHORT_HELPERS = 196
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

@@ -29,6 +29,7 @@ from shardmark.base.table.table import (
     table_of,
 )
 from shardmark.base.text import as_text, counted, listed, render_json, with_options
+from shardmark.bench.analysis.compare.rows import grouped
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import HOUR_SECONDS, MINIMISED, Plan, Prediction
 from shardmark.predict.remedies import Remedy
@@ -287,7 +288,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
         notes[0] += "  tight: fits only if less than usual is lost to fragmentation."
     if not best_of_each and len(rows) < len(predicted):
         same = [
-            f"{title_of(key).rpartition('.')[2]} {next(iter(values))}"
+            f"{title_of(key).rpartition('.')[2]} {values[0]}"
             for key, values in _axes(rows).items()
             if len(values) == 1
         ]
@@ -368,10 +369,7 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
 
 def _deviation_notes(rows: Sequence[Prediction]) -> Iterator[str]:
     """Yield the deviations from the training of one device, each with its strategies."""
-    names: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for deviation in row.own_mathematics:
-            names.setdefault(deviation, {})[row.strategy] = None
+    names = grouped((deviation, row.strategy) for row in rows for deviation in row.own_mathematics)
     for deviation, strategies in names.items():
         yield f"{', '.join(strategies)}: {deviation}."
 
@@ -505,13 +503,9 @@ def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
     return [(name, label), *by_ranks, *on, *map(axis, axes)]
 
 
-def _axes(rows: Sequence[Prediction]) -> dict[str, dict[str, None]]:
+def _axes(rows: Sequence[Prediction]) -> dict[str, list[str]]:
     """Return the different values of each varied key, as text."""
-    axes: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for key, value in row.varied.items():
-            axes.setdefault(key, {})[as_text(value)] = None
-    return axes
+    return grouped((key, as_text(value)) for row in rows for key, value in row.varied.items())
 
 
 def _speed(plan: Plan) -> Columns[Prediction]:

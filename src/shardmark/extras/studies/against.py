@@ -24,6 +24,7 @@ from shardmark.bench.analysis.compare.rows import (
     STATE_METRICS,
     Row,
     can_be_disturbed,
+    grouped,
     plain,
     trained,
 )
@@ -148,10 +149,11 @@ class Against:
     @property
     def differences(self) -> list[tuple[str, str]]:
         """Key and text of each difference: of the task first, then in the study's order."""
-        values: dict[tuple[str, str], dict[str, None]] = {}
-        for pair in self.pairs:
-            for key, published, measured in _differing(self.study, pair):
-                values.setdefault((key, published), {})[measured] = None
+        values = grouped(
+            ((key, published), measured)
+            for pair in self.pairs
+            for key, published, measured in _differing(self.study, pair)
+        )
         texts = []
         for (key, published), measured_values in values.items():
             name = key.removesuffix(".name").removeprefix("workload.").removeprefix("recipe.")

@@ -13,7 +13,7 @@ from shardmark.base.errors import InputError
 from shardmark.base.results.store import Damaged, StoredRun
 from shardmark.base.statistics.intervals import Estimate, estimate_difference, estimate_ratio
 from shardmark.bench.analysis.compare.rounding import Rounding, rounding_of
-from shardmark.bench.analysis.compare.rows import Row, rows_of
+from shardmark.bench.analysis.compare.rows import Row, grouped, rows_of
 from shardmark.bench.analysis.compare.verdicts import (
     METRIC,
     common_repeats,
@@ -109,11 +109,8 @@ def _with_disturbance(row: Row, reference: Row | None) -> Row:
 
 def _by_text(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield each text once, after the places to which it applies; an empty place is omitted."""
-    places: dict[str, dict[str, None]] = {}
-    for place, text in notes:
-        places.setdefault(text, {})[place] = None
-    for text, text_places in places.items():
-        named = "; ".join(filter(None, text_places))
+    for text, places in grouped((text, place) for place, text in notes).items():
+        named = "; ".join(filter(None, places))
         yield f"{named}: {text}" if named else text
 
 

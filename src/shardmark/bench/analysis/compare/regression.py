@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.results.schema import Outcome
@@ -19,7 +20,7 @@ from shardmark.base.statistics.intervals import (
     trimmed_mean,
 )
 from shardmark.bench.analysis.compare.comparison import compare
-from shardmark.bench.analysis.compare.rows import Row, check_corpora, flattened, plain
+from shardmark.bench.analysis.compare.rows import Row, check_corpora, plain
 from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE, METRIC
 
 BROKEN_OUTCOMES = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY)
@@ -287,3 +288,12 @@ def _environment(run: StoredRun) -> dict[str, str]:
     devices = (environment.get("cuda") or {}).get("devices") or ()
     names = [str(device.get("name")) for device in devices]
     return chosen | ({"devices": ", ".join(names)} if names else {})
+
+
+def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by dotted key."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

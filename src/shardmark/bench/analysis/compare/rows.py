@@ -6,11 +6,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from shardmark.base.cells import NODES, cell_id, ranks_and_nodes, title_of
 from shardmark.base.errors import InputError
@@ -29,6 +29,8 @@ from shardmark.base.statistics.effects import Difference, Effect
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
 from shardmark.base.text import counted, with_options
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 NO_REASON = "no reason was recorded"
 RANK = re.compile(r"^rank \d+: | \(rank \d+ is on [^()]*\)$")
 """Pattern of the rank in the reason of a failure."""
@@ -361,13 +363,12 @@ def plain(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings by dotted key."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return each first element with the second ones that it has, each once, in order."""
+    groups: dict[Key, dict[Value, None]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, {})[value] = None
+    return {key: [*values] for key, values in groups.items()}
 
 
 def other_varied(result: TrialResult) -> dict[str, Any]:

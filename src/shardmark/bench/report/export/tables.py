@@ -24,7 +24,8 @@ from shardmark.base.results.store import RunFolder, StoredRun
 from shardmark.base.system.extras import require
 from shardmark.base.table.formats import csv_cell
 from shardmark.bench.analysis.compare.epochs import epoch_values
-from shardmark.bench.analysis.compare.rows import flattened, other_varied, plain
+from shardmark.bench.analysis.compare.regression import flattened
+from shardmark.bench.analysis.compare.rows import other_varied, plain
 from shardmark.bench.analysis.trial.rank_metrics import workers_of
 from shardmark.bench.analysis.trial.raw_files import mapping, number, objects
 

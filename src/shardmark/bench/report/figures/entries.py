@@ -9,7 +9,7 @@ from itertools import compress
 from shardmark.base.cells import ranks_and_nodes
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.compare.epochs import EpochsOfRow, epochs_of
-from shardmark.bench.analysis.compare.rows import Row, plain
+from shardmark.bench.analysis.compare.rows import Row, grouped, plain
 from shardmark.bench.report.figures.chart import Series
 from shardmark.bench.report.figures.drawing import short
 
@@ -58,10 +58,7 @@ class Group:
 
     def by_name(self) -> list[list[Entry]]:
         """Return the entries of each strategy, ordered by the number of ranks."""
-        named: dict[str, list[Entry]] = {}
-        for entry in self.entries:
-            named.setdefault(entry.name, []).append(entry)
-        return list(named.values())
+        return [*grouped((entry.name, entry) for entry in self.entries).values()]
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:

@@ -27,6 +27,7 @@ from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import (
     STATE_METRICS,
     Row,
+    grouped,
     main_quality,
     main_rate,
     rate_of,
@@ -218,13 +219,10 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
 
 def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]]) -> list[str]:
     """Return each reason once, with the rows for which it holds."""
-    names: dict[str, dict[str, None]] = {}
-    for value_of in columns:
-        for row in rows:
-            if isinstance(value := value_of(row), Missing):
-                names.setdefault(value.reason, {})[row.label] = None
+    values = [(value_of(row), row.label) for value_of in columns for row in rows]
+    names = grouped((value.reason, label) for value, label in values if isinstance(value, Missing))
     return [
-        f"Not predicted for {listed([*labels])}: {reason.removeprefix('predicted: ')}"
+        f"Not predicted for {listed(labels)}: {reason.removeprefix('predicted: ')}"
         for reason, labels in names.items()
     ]
 

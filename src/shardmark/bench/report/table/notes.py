@@ -16,7 +16,7 @@ from shardmark.base.statistics.intervals import ROBUST_FROM
 from shardmark.base.table.table import metric_column
 from shardmark.base.text import counted, listed
 from shardmark.bench.analysis.compare.comparison import Comparison
-from shardmark.bench.analysis.compare.rows import Row, batch_norms_differ
+from shardmark.bench.analysis.compare.rows import Row, batch_norms_differ, grouped
 from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE, quality_of
 from shardmark.bench.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.bench.analysis.trial.rank_metrics import EMPTY_EVALUATION
@@ -85,9 +85,9 @@ def notes_of(
             )
         ],
         NoteKind.OTHER_NUMERICS: [
-            f"{listed([*names], most=len(names))}:"
+            f"{listed(names, most=len(names))}:"
             f" {numerics_text([text], 'their' if len(names) > 1 else 'its')}."
-            for text, names in _places(
+            for text, names in grouped(
                 ("; ".join(row.mathematics), row.label) for row in rows if row.mathematics
             ).items()
         ],
@@ -169,20 +169,12 @@ def by_reason(findings: Iterable[tuple[str, str]], count: int) -> list[str]:
     """Return each text once, with its places unless these are all `count` places."""
     return [
         f"{text}." if len(places) == count else f"{text} ({'; '.join(places)})."
-        for text, places in _places(findings).items()
+        for text, places in grouped(findings).items()
     ]
 
 
 def _by_place(findings: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"{'; '.join(places)}: {text}" for text, places in _places(findings).items()]
-
-
-def _places(findings: Iterable[tuple[str, str]]) -> dict[str, dict[str, None]]:
-    """Return text -> the places for which it holds."""
-    places: dict[str, dict[str, None]] = {}
-    for text, place in findings:
-        places.setdefault(text, {})[place] = None
-    return places
+    return [f"{'; '.join(places)}: {text}" for text, places in grouped(findings).items()]
 
 
 def _unstable(warnings: Sequence[Instability]) -> list[str]:

@@ -48,13 +48,14 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
     lines = [(epochs.row, epoch) for epochs in epochs_of_rows for epoch in epochs.epochs]
     recorded = dict.fromkeys(name for _, epoch in lines for name in epoch.metrics)
     names = dict.fromkeys((*(name for name in SHOWN if name in recorded), *recorded))
+    for_people = {*SHOWN, *(names.keys() - METRICS.keys())}  # all metrics of user tasks
     table = table_by_row(
         "Epoch by epoch",
         lines,
         [
             (Column("epoch", "epoch", names_row=True), lambda epoch: epoch.number),
             *(
-                metric(name, interval="±", shown_to="all" if _is_shown(name) else "programs")
+                metric(name, interval="±", shown_to="all" if name in for_people else "programs")
                 for name in names
             ),
         ],
@@ -65,11 +66,6 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
         ],
     )
     return [table]
-
-
-def _is_shown(name: str) -> bool:
-    """Return whether tables for people show the metric; they show all metrics of user tasks."""
-    return name in SHOWN or name not in METRICS
 
 
 def _epoch_notes(epochs_of_rows: Sequence[EpochsOfRow]) -> list[str]:
@@ -150,10 +146,7 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
             (for_programs("more_than_seconds"), _more_than_seconds),
             (people("time to", "time to", unit="s"), time_to),
             (people("after", "after", unit="epoch"), _epochs),
-            (
-                people("reached_of", "reached"),
-                _reached_text,
-            ),
+            (people("reached_of", "reached"), _reached_text),
             (for_programs("reached"), _reached),
             (
                 Column("best", "best", decimals=4),

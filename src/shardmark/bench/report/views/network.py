@@ -29,7 +29,7 @@ from shardmark.base.table.table import (
     table_of,
 )
 from shardmark.bench.analysis.compare.comparison import Comparison
-from shardmark.bench.analysis.compare.rows import Row
+from shardmark.bench.analysis.compare.rows import Row, grouped
 from shardmark.bench.analysis.network.links import COSTS
 from shardmark.bench.analysis.network.traffic import Interface, TrafficOfRow, traffic_of
 from shardmark.bench.analysis.network.wire import WireOfRow, wires_of
@@ -134,11 +134,12 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         (_ratio("interface_ratio", "ratio"), attrgetter("interface_ratio")),
         (_ratio("backend_ratio", "interfaces / collectives"), attrgetter("backend_ratio")),
     ]
-    formulas: dict[str, dict[str, None]] = {}
-    for wire in wires:
-        for text in () if wire.wire is None else (wire.wire.formula, wire.wire.note):
-            if text is not None:
-                formulas.setdefault(text, {})[wire.row.strategy] = None
+    formulas = grouped(
+        (text, wire.row.strategy)
+        for wire in wires
+        if wire.wire is not None
+        for text in filter(None, (wire.wire.formula, wire.wire.note))
+    )
     unknown = [
         (f"Not known: {name}: {reason}", wire.row.place)
         for wire in wires
