@@ -12,7 +12,7 @@ chats = [
     [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
     for prompt, answer in zip(texts(0), texts(1), strict=True)
 ]
-arguments = GOLDConfig(bf16=False, lmbda=0.0, **training_arguments())
+arguments = GOLDConfig(bf16=False, lmbda=0.0, use_extended_uld=False, **training_arguments())
 trainer = GOLDTrainer(
     model=language_model(),
     teacher_model=language_model(),

@@ -67,7 +67,7 @@ def local_norms(parameters: Sequence[Tensor]) -> list[float]:
     """Norm of what this process holds of each gradient: its shard, or the gradient itself."""
     gradients: list[Any] = [parameter.grad for parameter in parameters]
     parts = (g.to_local() if is_distributed_tensor(g) else g for g in gradients)
-    return [0.0 if gradient is None else float(gradient.norm()) for gradient in parts]
+    return [0.0 if gradient is None else float(gradient.float().norm()) for gradient in parts]
 
 
 def full_parameters(

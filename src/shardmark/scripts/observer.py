@@ -817,7 +817,8 @@ class Observer:
 def _size(gradients: Iterable[Tensor | None]) -> tuple[float, int]:
     """Norm of gradients together, and the number of their elements."""
     present = [gradient for gradient in gradients if gradient is not None]
-    return math.hypot(*(float(g.norm()) for g in present)), sum(g.numel() for g in present)
+    norms = (float(gradient.float().norm()) for gradient in present)  # a norm of 16 bits is rough
+    return math.hypot(*norms), sum(gradient.numel() for gradient in present)
 
 
 def _schedule_settings(schedule: Any) -> dict[str, float]:

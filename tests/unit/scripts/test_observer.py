@@ -604,7 +604,7 @@ class DeepSpeedEngine(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.module = nn.Linear(2, 2)
+        self.module = nn.Linear(2, 2, dtype=torch.bfloat16)
         masters = [nn.Parameter(p.detach().clone()) for p in self.module.parameters()]
         self.optimizer = torch.optim.SGD(masters, lr=0.1)
 
