@@ -12,6 +12,17 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = nn.Parameter(torch.randn(2, 32) * 0.02)
+
+    def forward(self, features):
+        scale, shift = self.ends
+        return features * (1 + scale) + shift
+
+
 dist.init_process_group(backend="gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(1234)
@@ -19,9 +30,9 @@ torch.manual_seed(1234)
 data = TensorDataset(torch.randn(160, 1, 8, 8), torch.randint(0, 4, (160,)))
 loader = DataLoader(data, batch_size=10, sampler=DistributedSampler(data, world_size, rank))
 
-model = nn.Sequential(
-    nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(32, 4)
-)
+torch.manual_seed(rank)  # DDP sends the weights of rank 0
+body = [nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), Scaled()]
+model = nn.Sequential(*body, nn.Linear(32, 4))
 ddp_model = DDP(model)
 optimizer = torch.optim.SGD(ddp_model.parameters(), lr=0.05)
 loss_fn = nn.CrossEntropyLoss()

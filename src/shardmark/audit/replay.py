@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardmark.scripts.batches import joined, padding_of
+from shardmark.scripts.draws import OF_MODEL
 from shardmark.scripts.full_tensors import is_a, set_parameters
 from shardmark.scripts.observer import Observer, trained_parameters
 from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record, joined_tensors
@@ -77,7 +78,8 @@ class ReplayObserver(Observer):
         self._own_rates: list[tuple[dict[str, Any], float]] = []
         self._last_recomputed = -1
         self._draws_by_place = [_by_place(rank.draws) for rank in self._ranks]
-        self._shared_places = set.intersection(*map(set, self._draws_by_place))
+        shared = set.intersection(*map(set, self._draws_by_place))
+        self._shared_places = {place for place in shared if not place.startswith(OF_MODEL)}
         if plan.batch_norm == "shares":
             self._take_statistics_of_shares()
 
@@ -213,6 +215,9 @@ class ReplayObserver(Observer):
         return self._together([part[0] for part in parts if part], len(ranks), place, value, False)
 
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
+        if place.startswith(OF_MODEL):  # initial weights: all ranks get those of rank 0
+            own = self._draws_by_place[0].get(place, [])[next(self._drawn[place]) :][:1]
+            return own[0] if own and own[0].shape == value.shape else None
         if not self.plan.interleaved:
             number = next(self._drawn[place])
             parts = [draws.get(place, []) for draws in self._draws_by_place]

@@ -17,6 +17,8 @@ from shardmark.scripts.interventions.base import is_users
 PACKAGE = str(Path(__file__).parents[1])
 TORCH = str(Path(torch.__file__).parent)
 DATA = str(Path(TORCH) / "utils" / "data")
+OF_MODEL = "model: "
+"""Begins the place of a draw in the constructor of a module."""
 
 
 class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,9 +84,12 @@ def _is_no_draw(value: Any) -> bool:
 def user_place() -> str | None:
     """Lines of the script that lead to this call; None for a call from torch's data loaders."""
     places: list[str] = []
-    frame = sys._getframe(1)
+    of_model, frame = "", sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
+        if frame.f_code.co_name == "__init__":
+            made = frame.f_locals.get("self")
+            of_model = OF_MODEL if isinstance(made, torch.nn.Module) else of_model
         if file.startswith(DATA):
             return None
         if not file.startswith((TORCH, PACKAGE)):
@@ -92,4 +97,4 @@ def user_place() -> str | None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             break  # a replay in a fork has callers that the rank does not have
         frame = frame.f_back  # type: ignore[assignment]
-    return " < ".join(places[:12])
+    return of_model + " < ".join(places[:12])

@@ -238,7 +238,10 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     if needed is not None and (more or _is_thin(counts, step.value - needed.seconds.value)):
         needed = None
     parts = [part for part in parts if part is not needed]
-    parts += [*_lateness(samples), *_code(samples)]
+    late, code = [*_lateness(samples)], [*_code(samples)]
+    parts += late
+    # The own code that makes a rank late is told once.
+    parts += [p for p in code if (p.rank, p.kind) not in {(q.rank, q.phase) for q in late}]
     parts.sort(key=lambda part: -part.seconds.value)
     undecided = [part for part in parts if _is_open(part.seconds, noteworthy)]
     least = {"late_rank": LATE * step.value}
@@ -333,6 +336,10 @@ def _lateness(samples: Samples) -> Iterable[Part]:
         for span in (*SPANS, "forward")
     }
     phase = max(spans, key=spans.__getitem__)
+    if phase == "forward" and any(
+        part.rank == rank and part.seconds.value > excess.value / 2 for part in _code(samples)
+    ):
+        phase = "own_code"  # the time between the passes counts to the forward pass
     place = _place(samples.seen[rank], LOOKED_AT.get(phase, phase))
     if lateness != "rows" or longest is None:
         yield Part(

@@ -21,7 +21,13 @@ from shardmark.bench.analysis.parts import (
     rows_vary,
     sample_of,
 )
-from shardmark.bench.report.answers.parts import answer_of, facts_of, lines_of, scaling_lines
+from shardmark.bench.report.answers.parts import (
+    answer_of,
+    cause_of,
+    facts_of,
+    lines_of,
+    scaling_lines,
+)
 from shardmark.bench.report.figures.parts import scaling_figure
 
 NOISE = (0.001, -0.001, 0.0005)
@@ -168,6 +174,18 @@ def test_a_late_ranks_own_code_is_lost_once() -> None:
     found = explanation_of(samples(times, looked(), looked(own_code=0.3)), ["no_peers"])
     assert {part.kind for part in found.parts} == {"late_rank", "own_code"}
     assert found.lost.value == pytest.approx(0.03)
+
+
+def test_a_rank_is_late_in_its_own_code_between_the_passes() -> None:
+    """It counts to the forward pass, which is not named for it; and it is told once."""
+    seen = (looked(), looked(own_code=0.3))
+    late = samples({PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1)}, *seen)
+    late.by_variant[ALL] = {round_: sample(0.1, 0.07, 0.1, forward=0.03) for round_ in range(3)}
+    (part,) = explanation_of(late, ["no_peers"]).parts
+    assert (part.kind, part.rank, part.phase, part.place) == (
+        "late_rank", 1, "own_code", "train.py:8",
+    )  # fmt: skip
+    assert "own code between the passes (train.py:8)" in cause_of(part)
 
 
 def test_waiting_for_the_longest_rows_is_no_communication() -> None:

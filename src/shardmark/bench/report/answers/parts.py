@@ -34,6 +34,7 @@ def cause_of(part: Part) -> str:
     if part.lateness == "place":
         return f"rank {part.rank} is on a slower place: its lateness stays there when ranks swap"
     phases = {"data": "its input", "forward": "its forward pass", "backward": "its backward pass"}
+    phases |= {"own_code": "its own code between the passes"}
     untried = "" if part.lateness else ", by its rows, its place or its own work (not tried)"
     return (
         f"rank {part.rank} is late in {phases.get(part.phase or '', 'its update')}{place}{untried}"
