@@ -18,7 +18,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.ends = nn.Parameter(torch.randn(2, 32) * 0.02)
 
-    def forward(self, features):
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
         scale, shift = self.ends
         return features * (1 + scale) + shift
 
