@@ -20,7 +20,7 @@ class Scaled(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         scale, shift = self.ends
-        return features * (1 + scale) + shift
+        return torch.addcmul(features + shift, features, scale)
 
 
 dist.init_process_group(backend="gloo")
