@@ -53,10 +53,6 @@ class Bucket:
     def elements(self) -> int:
         return self.segments[-1].end
 
-    @property
-    def wire_bytes(self) -> int:
-        return self.elements * self.wire_type.itemsize
-
     def flat(self, named: Mapping[str, Tensor]) -> Tensor:
         """Copy the parameters into one tensor, with zeros between them."""
         first = named[self.segments[0].name]

@@ -136,13 +136,13 @@ def test_every_parameter_is_held_once_by_servers_balanced_by_bytes(
         assert [segment.start for segment in bucket.segments] == starts, "no overlap"
         assert bucket.elements == ends[-1]
         assert len(bucket.segments) == 1 or bucket.elements * 4 <= bucket_bytes
-        assert (in_bf16.wire_bytes * 2, in_bf16.wire_type) == (bucket.wire_bytes, torch.bfloat16)
+        assert (in_bf16.elements, in_bf16.wire_type) == (bucket.elements, torch.bfloat16)
         flat = bucket.flat(sizes)
         views = {segment.name: segment.view(flat) for segment in bucket.segments}
         assert all(view.data_ptr() % 64 == 0 for view in views.values())
         assert all(torch.equal(view, sizes[name]) for name, view in views.items())
         assert flat.abs().sum() == pytest.approx(sum(v.abs().sum().item() for v in views.values()))
-    held = [sum(bucket.wire_bytes for bucket in part) for part in partition]
+    held = [4 * sum(bucket.elements for bucket in part) for part in partition]
     assert min(held) > 0
     padding = len(sizes) * ALIGNED_ELEMENTS
     assert max(held) <= sum(held) / servers + 4 * (max(p.numel() for p in sizes.values()) + padding)

@@ -54,7 +54,7 @@ def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -
     record = served.server.exchange()
     assert record.staleness == {"0": 3, "1": 2, "4": 1}
     assert (record.updates, record.pushes, record.pulls) == (6, 6, 3)
-    size = sum(bucket.wire_bytes for bucket in counting.buckets)
+    size = sum(bucket.elements * bucket.wire_type.itemsize for bucket in counting.buckets)
     assert record.received_bytes == {"0": 3 * size, "1": 3 * size}
     assert record.sent_bytes == {"0": size, "1": 2 * size}
 
