@@ -216,8 +216,8 @@ class ReplayObserver(Observer):
 
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
         if place.startswith(OF_MODEL):  # initial weights: all ranks get those of rank 0
-            own = self._draws_by_place[0].get(place, [])[next(self._drawn[place]) :][:1]
-            return own[0] if own and own[0].shape == value.shape else None
+            weights = self._draws_by_place[0].get(place, [])[next(self._drawn[place]) :][:1]
+            return weights[0] if weights and weights[0].shape == value.shape else None
         if not self.plan.interleaved:
             number = next(self._drawn[place])
             parts = [draws.get(place, []) for draws in self._draws_by_place]
