@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.storage import storing
 from shardmark.base.masking import masked_command
 from shardmark.base.text import say
 from shardmark.cli.arguments import WritesOption
@@ -133,9 +134,10 @@ def init(
         lines += [f"found      {line}" for line in proposal.seen]
         lines += [f"not found  {line}" for line in proposal.missing]
         lines += [f"left out   {line}, not a key of an experiment" for line in proposal.left_out]
-    out.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (out / name).write_text(text, encoding="utf-8")
+    with storing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
     experiment = out / "experiment.yaml"
     is_script = "name: script" in texts.get("experiment.yaml", "")
     verify = "" if is_script else f"shardmark verify {experiment}; "

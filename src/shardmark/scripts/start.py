@@ -44,6 +44,7 @@ ERROR = re.compile(
     r"|: No module)"
 )
 """Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
+FRAME = re.compile(r'File "(?!<|.*/site-packages/|.*/lib/python3)([^"]+)", line (\d+)')
 BAR = re.compile(r"\d%(\||\s|$)|\d+/\d+ \[|\b(it/s|s/it)\b")
 """Progress bars."""
 WRITES_ARE_FINE = (
@@ -118,15 +119,14 @@ class Started:
         return self._code is not None
 
     def error(self) -> str:
-        """The line of the output that names an error, or its last line."""
-        lines = [
-            PREFIX.sub("", line).strip()
-            for line in self.log.read_text(errors="replace").splitlines()
-            if line.strip()
-        ]
+        """The line of the output that names an error, with the script's line, or its last line."""
+        texts = self.log.read_text(errors="replace").splitlines()
+        lines = [PREFIX.sub("", line).strip() for line in texts]
         lines = [line for line in lines if re.search(r"\w", line) and not BAR.search(line)]
-        named = [line for line in lines if ERROR.match(line)]
-        return (named or lines[-1:] or [NO_OUTPUT])[0]
+        number = next((n for n, line in enumerate(lines) if ERROR.match(line)), len(lines) - 1)
+        frames = [frame for line in lines[:number] if (frame := FRAME.match(line))]
+        place = f" ({Path(frames[-1][1]).name}:{frames[-1][2]})" if frames else ""
+        return lines[number] + place if lines else NO_OUTPUT
 
 
 def start_words(

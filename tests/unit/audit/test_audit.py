@@ -410,6 +410,17 @@ def test_the_line_of_python_s_error_stands_before_what_torchrun_adds(
     assert run.error() == line
 
 
+def test_an_error_has_the_line_of_the_script_and_not_of_a_library(tmp_path: Path) -> None:
+    run = Ended(tmp_path / "log.txt")
+    frames = [
+        ("<frozen runpy>", 88), ("/home/me/train.py", 9),
+        ("/venv/lib/python3.11/site-packages/torch/cuda/__init__.py", 300),
+    ]  # fmt: skip
+    lines = [f'[rank0]:   File "{file}", line {number}, in main' for file, number in frames]
+    run.log.write_text("\n".join(["Traceback:", *lines, "[rank0]: IndexError: out of range"]))
+    assert run.error() == "IndexError: out of range (train.py:9)"
+
+
 def test_a_gradient_of_zero_shows_nothing() -> None:
     zero = Step(gradients=[torch.zeros(4)])
     assert "is 0 on the ranks" in causes.unseen(records(zero, zero, replay=zero))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,6 +115,19 @@ def test_init_does_not_overwrite_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["init", "--out", str(tmp_path)]) == 2
     assert "it exists already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.yaml"]
+
+
+def test_init_on_a_read_only_disk_names_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    assert main(["init", "--task", "script", "--out", str(tmp_path / "new")]) == 2
+    message = capsys.readouterr().err
+    assert "Read-only file system" in message
+    assert "name another --out" in message
 
 
 def test_job_script_runs_the_experiment(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def _relate(
             f"no speed-up: {row.experiment} has no `{baseline}` to compare with at"
             f" {row.precision}{conditions}"
         )
-        notes = [("", f"no speed-up where `{baseline}` has no trial under the same conditions")]
+        notes = [] if row.is_script else [("", f"no speed-up where `{baseline}` did not run")]
     else:
         for name, metric in (("speedup", METRIC), ("memory_ratio", "peak_memory_bytes")):
             metrics[name] = ratio_between(row, base, metric)

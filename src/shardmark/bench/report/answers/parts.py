@@ -35,7 +35,7 @@ def cause_of(part: Part) -> str:
         return f"rank {part.rank} is on a slower place: its lateness stays there when ranks swap"
     phases = {"data": "its input", "forward": "its forward pass", "backward": "its backward pass"}
     phases |= {"own_code": "its own code between the passes"}
-    untried = "" if part.lateness else ", by its rows, its place or its own work (not tried)"
+    untried = "" if part.lateness else "; not tried: by its samples, its place or its own work"
     return (
         f"rank {part.rank} is late in {phases.get(part.phase or '', 'its update')}{place}{untried}"
     )

@@ -71,7 +71,10 @@ def test_only_a_missing_rate_or_baseline_has_a_note() -> None:
     (gap,) = texts(invented_trial(metrics=silent), kind=NoteKind.GAP)
     assert "ddp on 2 ranks: no samples_per_second" in gap
     (note,) = texts(invented_trial(), kind=NoteKind.RELATION)
-    assert note.startswith("No speed-up where `single` has no trial under the same")
+    assert note.startswith("No speed-up where `single` did not run")
+    script = invented_trial(strategy="script")
+    script.trial["workload"] = {"name": "script", "command": "train.py"}
+    assert texts(script, kind=NoteKind.RELATION) == [], "a script has no strategy `single`"
 
 
 def test_intended_numerics_have_a_note() -> None:
