@@ -139,8 +139,8 @@ def init(
         for name, text in texts.items():
             (out / name).write_text(text, encoding="utf-8")
     experiment = out / "experiment.yaml"
-    is_script = "name: script" in texts.get("experiment.yaml", "")
-    verify = "" if is_script else f"shardmark verify {experiment}; "
+    text = texts.get("experiment.yaml", "")
+    verify = "" if "name: script" in text else f"shardmark verify {experiment}; "
     following = f"read {out / 'README.md'}" if lab else f"{verify}shardmark run {experiment}"
     say(*lines, *(f"wrote {out / name}" for name in texts), f"next: {following}")
 

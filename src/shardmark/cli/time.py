@@ -314,11 +314,10 @@ def measured_command(typed: Sequence[str] | str) -> ScriptCommand:
     from shardmark.scripts.command import parse_command
 
     command = parse_command(typed)
-    options = command.options
-    if options:
+    if command.options:
         raise InputError(
             f"command {(typed if isinstance(typed, str) else shlex.join(typed))!r}",
-            f"{shlex.join(options)} would not count: Shardmark starts the ranks itself",
+            f"{shlex.join(command.options)} would not count: Shardmark starts the ranks itself",
             "leave it out, or put variables and wrappers before shardmark (A=1 shardmark ...)",
         )
     return command

@@ -82,10 +82,9 @@ class StepTime:
     @property
     def bound(self) -> str:
         """Name of the cause that takes most of the step."""
+        compute = "host" if self.host_bound else "compute"
         seconds = {
-            ("host" if self.host_bound else "compute"): (
-                self.compute_seconds + self.distribution_seconds
-            ),
+            compute: self.compute_seconds + self.distribution_seconds,
             "communication": self.waiting_seconds + self.interference_seconds,
             "pipeline-bubble": self.bubble_seconds,
             "library": self.library_seconds,

@@ -119,10 +119,7 @@ class ScriptCommand:
 
 
 def parse_command(command: Sequence[str] | str) -> ScriptCommand:
-    """Split a command into launcher and script.  Raises `InputError` for what cannot be started.
-
-    One text, as in quotation marks, is split into words unless it is the path of a file.
-    """
+    """Split a command, in words or as one text.  Raises `InputError` for what cannot be started."""
     words = [command] if isinstance(command, str) else command
     if len(words) == 1 and not os.path.isfile(words[0]):  # noqa: PTH113 - it may be no valid path
         try:

@@ -38,7 +38,7 @@ POLL_SECONDS = 0.02
 WRITTEN_FILE = "written.json"
 FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
-PREFIX = re.compile(r"^\[\w+\d+\]:")
+PREFIX = re.compile(r"^(\[\w+\d+\]:)?[ \t]*|[ \t]+$", re.MULTILINE)
 ERROR = re.compile(
     r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*(: error: |t open file"
     r"|: No module)"
@@ -120,9 +120,8 @@ class Started:
 
     def error(self) -> str:
         """The line of the output that names an error, with the script's line, or its last line."""
-        texts = self.log.read_text(errors="replace").splitlines()
-        lines = [PREFIX.sub("", line).strip() for line in texts]
-        lines = [line for line in lines if re.search(r"\w", line) and not BAR.search(line)]
+        text = PREFIX.sub("", self.log.read_text(errors="replace"))
+        lines = [row for row in text.splitlines() if re.search(r"\w", row) and not BAR.search(row)]
         number = next((n for n, line in enumerate(lines) if ERROR.match(line)), len(lines) - 1)
         frames = [frame for line in lines[:number] if (frame := FRAME.match(line))]
         place = f" ({Path(frames[-1][1]).name}:{frames[-1][2]})" if frames else ""
