@@ -8,13 +8,15 @@ A cell that audit calls wrong is run again without hooks, by `trainers/confirm.p
 that shows, too, is called wrong in the table.
 
 Libraries that are not installed, or other versions of them, come from a folder, which every process
-imports from first; the scripts stay the same:
+imports from first; the scripts stay the same.  Its name is `site-packages`: dill, which `datasets`
+uses, knows libraries by it:
 
-    pip install --target DIR --no-deps transformers==4.45.2 accelerate==1.0.1
-    python benchmarks/trainers.py --path DIR --only transformers --out old.md
+    pip install --target DIR/site-packages --no-deps transformers==4.45.2 accelerate==1.0.1
+    python benchmarks/trainers.py --path DIR/site-packages --only transformers --out old.md
 
-By hand: `PYTHONPATH=DIR shardmark audit --ranks 2 -- benchmarks/trainers/transformers_lm.py
---parallel ddp --habit accumulation,uneven` (`--until-epoch` with the habit `epoch`).
+By hand: `PYTHONPATH=DIR/site-packages shardmark audit --ranks 2 --
+benchmarks/trainers/transformers_lm.py --parallel ddp --habit accumulation,uneven` (`--until-epoch`
+with the habit `epoch`).
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ SCRIPTS = (
     Script(name="trl_sft", library="trl", packages=TRL, missing=MISSING),
     *(
         Script(name=f"trl_{name}", library="trl", packages=TRL, missing=MISSING)
-        for name in ("dpo", "gkd", "gold", "tpo", "online_dpo", "reward", "cpo", "kto")
+        for name in ("dpo", "gkd", "gold", "tpo", "online_dpo", "reward", "kto")
     ),
     *(
         Script(name=f"{name}_loop", library=library, packages=(*STACK, library), missing=DDP_ONLY)
