@@ -253,6 +253,20 @@ def step(inputs, targets):
     loss(critic(made), torch.ones(len(made), 1)).backward()
     optimizer.step()
 """,
+    "samples that are mixed with others of their rank's batch": """
+import random
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+random.seed(torch.distributed.get_rank())
+
+def step(inputs, targets):
+    share = random.random()
+    one_hot = (targets @ torch.ones(2, 3) * torch.arange(3)).softmax(1)
+    mixed = share * inputs + (1 - share) * inputs.flip(0)
+    shares = share * one_hot + (1 - share) * one_hot.flip(0)
+    (-shares * model(mixed).log_softmax(1)).sum(1).mean().backward()
+    optimizer.step()
+""",
     "two models with one name, whose losses have a backward pass each before both step": """
 models = [nn.parallel.DistributedDataParallel(nn.Linear(8, 2)) for _ in range(2)]
 optimizer, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
@@ -287,6 +301,23 @@ def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> 
     path.write_text(LOOP.format(parts=HABITS[habit]))
     report = audited(str(path))
     assert report.same is True, report.answer
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (".div(torch.distributed.get_world_size())", "averaged_twice"),
+        ("[: 2 + torch.distributed.get_rank()]", "uneven_weights"),
+    ],
+)
+def test_mixed_samples_do_not_hide_a_fault(fault: str, cause: str, tmp_path: Path) -> None:
+    """One process mixes others, and the ranks' own gradients weigh by the graph of the loss."""
+    right = HABITS["samples that are mixed with others of their rank's batch"]
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(parts=right.replace(".sum(1).mean()", f".sum(1){fault}.mean()")))
+    report = audited(str(path))
+    assert report.same is False, report.answer
+    assert cause in [finding.name for finding in report.findings]
 
 
 OWN_LOSSES = {

@@ -474,6 +474,7 @@ def _order_matters(records: Records, replay: Record) -> bool:
 def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[Baseline, Records]:
     """Compare with the ranks' own gradients: the script feeds one process other data."""
     plain_mean = bool(runs.accepted.keys() & PLAIN_MEANS)
+    records = causes.with_own_means(records)
     expected = causes.estimate(records, plain_mean=plain_mean)
     findings = _unaccepted(runs, records, "ranks")
     checks = list(_rank_checks(records))

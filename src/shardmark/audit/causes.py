@@ -1194,6 +1194,22 @@ def weights_are_known(records: Records) -> bool:
     )
 
 
+def with_own_means(records: Records) -> Records:
+    """Take losses that torch's functions do not tell from their graphs, if those tell all."""
+    processes = [*records.ranks, *([records.replay] if records.replay else [])]
+    if weights_are_known(records) or not all(m.means for p in processes for m in p.steps[0].micros):
+        return records
+    replay = _of_means(records.replay) if records.replay else None
+    return replace(records, ranks=[*map(_of_means, records.ranks)], replay=replay)
+
+
+def _of_means(process: Record) -> Record:
+    """A record whose losses are the means that their graphs show."""
+    means = [[replace(micro, losses=micro.means) for micro in s.micros] for s in process.steps]
+    pairs = zip(process.steps, means, strict=True)
+    return replace(process, steps=[replace(step, micros=micros) for step, micros in pairs])
+
+
 def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     """The cause of a gradient that is not the weighted mean of the ranks' own ones."""
     used_gradients = records.clipped() or records.gradients()
@@ -1222,18 +1238,13 @@ def _accumulating(records: Records) -> Records:
     if not records.matched:
         return records
     one = records.one_process
-    micros = [
-        [replace(micro, losses=micro.means) for micro in process.steps[0].micros]
-        for process in (*records.ranks, one)
-    ]
+    micros = [_of_means(process).steps[0].micros for process in (*records.ranks, one)]
     *counts, totals = map(counted_targets, micros)
     factors = [*zip(*map(loss_factors, micros), strict=False)]
     shown = factors and [sum(same) for same in zip(*counts, strict=False)] == totals
     equal = shown and all(map(_constant, factors)) and not one.gradient_hooks
     if equal and not loss_factors(one.steps[0].micros):
-        means = [[replace(micro, losses=micro.means) for micro in s.micros] for s in one.steps]
-        pairs = zip(one.steps, means, strict=True)
-        one = replace(one, steps=[replace(step, micros=micros) for step, micros in pairs])
+        one = _of_means(one)
     return Records(ranks=[one])
 
 

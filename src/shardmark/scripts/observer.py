@@ -857,6 +857,11 @@ def _available_bytes() -> float:
     return math.inf
 
 
+def _alike(sizes: Tensor) -> bool:
+    chosen = sizes[sizes > 0]
+    return bool(len(chosen) and chosen.max() <= 1.001 * chosen.min())
+
+
 @torch.no_grad()
 def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
     """Return the mean that a loss is a multiple of, if its graph shows one.
@@ -882,9 +887,11 @@ def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
                 sums |= grows
                 pending.append((following, result))
     sizes = ends[0].abs().double() if len(ends) == 1 else gradient * 0
-    chosen = sizes[sizes > 0]
-    if not len(chosen) or chosen.max() > 1.001 * chosen.min():
+    if sizes.dim() > 1 and not _alike(sizes):
+        sizes = sizes.sum(-1)  # targets that are shares of classes
+    if not _alike(sizes):
         return []
+    chosen = sizes[sizes > 0]
     value = float((loss * gradient).sum() / chosen.sum())
     rows = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()
     facts: dict[str, Any] = {"function": "mean", "reduction": GRAPH, "options": {"sums": sums}}

@@ -14,6 +14,7 @@ from shardmark.scripts.record import LossCall
 from tests import present
 
 TARGETS = torch.linspace(-1.0, 2.0, 12).view(4, 3)
+SHARES = torch.softmax(TARGETS * torch.arange(1.0, 5).view(4, 1), 1)
 MASK = torch.tensor([[1.0, 1, 1], [1, 0, 0], [1, 1, 0], [1, 0, 0]])
 
 
@@ -53,6 +54,8 @@ LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], float | None, float]] = {
     "tokens by hand": (
         lambda y: (-y.log_softmax(1).gather(1, torch.tensor([[0], [2], [1], [1]]))).mean(), 1, 4,
     ),
+    "shares of classes": (lambda y: -(SHARES * y.log_softmax(1)).sum(1).mean(), 1, 4),
+    "shares that weigh rows": (lambda y: -(TARGETS.abs() * y.log_softmax(1)).mean(), None, 0),
     "masked": (lambda y: ((y - TARGETS) ** 2 * MASK).sum() / MASK.sum(), 1, 7),
     "torch's, without reduction": (
         lambda y: (functional.mse_loss(y, TARGETS, reduction="none") * MASK).sum() / MASK.sum(),
