@@ -136,7 +136,7 @@ def _say_other_verb(verb: str = "", *words: str) -> None:
     if verb in OTHER_VERBS and unfit and not fit:
         kind = "an experiment" if takes_scripts else "a script"
         say(f"{unfit[0]} is {kind}: shardmark {OTHER_VERBS[verb]} takes {kind}", error=True)
-    elif verb == "time" and "--" not in words and any(word in LAUNCHERS for word in words):
+    elif verb == "time" and "--" not in words and {*words} & {*LAUNCHERS, "-m"}:
         say("put `--` before a command of several words, or quotation marks around it", error=True)
 
 

@@ -50,6 +50,7 @@ def test_help_version_and_schema_are_printed(capsys: Captured) -> None:
         (["audit", "--ranks", "2", "quickstart"], "an experiment: shardmark verify takes an exp"),
         (["time", "a.yaml", "b.yaml"], "a.yaml is an experiment: shardmark run takes"),
         (["time", "torchrun", "--nproc-per-node", "2", "t.py"], "put `--` before a command"),
+        (["time", "-m", "package.train"], "put `--` before a command"),
         (["nonsense"], "No such command 'nonsense'"),
         (["list", "--all"], "No such option: --all"),
         (["list", "metric"], "(nearest: 'metrics')"),
