@@ -311,7 +311,7 @@ def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> 
     ],
 )
 def test_mixed_samples_do_not_hide_a_fault(fault: str, cause: str, tmp_path: Path) -> None:
-    """One process mixes others, and the ranks' own gradients weigh by the graph of the loss."""
+    """A graph tells what the loss is a mean of, where one process mixes other samples."""
     right = HABITS["samples that are mixed with others of their rank's batch"]
     path = tmp_path / "train.py"
     path.write_text(LOOP.format(parts=right.replace(".sum(1).mean()", f".sum(1){fault}.mean()")))

@@ -857,7 +857,7 @@ def _available_bytes() -> float:
     return math.inf
 
 
-def _alike(sizes: Tensor) -> bool:
+def _weigh_alike(sizes: Tensor) -> bool:
     chosen = sizes[sizes > 0]
     return bool(len(chosen) and chosen.max() <= 1.001 * chosen.min())
 
@@ -887,9 +887,9 @@ def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
                 sums |= grows
                 pending.append((following, result))
     sizes = ends[0].abs().double() if len(ends) == 1 else gradient * 0
-    if sizes.dim() > 1 and not _alike(sizes):
+    if sizes.dim() > 1 and not _weigh_alike(sizes):
         sizes = sizes.sum(-1)  # targets that are shares of classes
-    if not _alike(sizes):
+    if not _weigh_alike(sizes):
         return []
     chosen = sizes[sizes > 0]
     value = float((loss * gradient).sum() / chosen.sum())
