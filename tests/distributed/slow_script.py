@@ -94,7 +94,7 @@ for step, batch in enumerate(batches()):
     if options.validates:
         next(iter(DataLoader(Numbers(), 2)))
     if options.saves:
-        torch.save(model.state_dict(), f"checkpoint-{rank}-{step}.pt")
+        torch.save(obj=model.state_dict(), f=f"checkpoint-{rank}-{step}.pt")
         assert os.path.exists(f"checkpoint-{rank}-{step}.pt") == (step < 1)  # noqa: PTH110
         sent: list[Any] = [None, None]
         dist.all_gather_object(sent, torch.ones(2))  # torch pickles a tensor by its own `save`

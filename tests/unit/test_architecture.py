@@ -21,12 +21,12 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_529),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_546),
     "compare": (("cli/compare.py",), 67, 10_903),
     "plan": (("cli/plan.py",), 117, 22_108),
-    "run": (("cli/run.py",), 148, 27_384),
-    "time": (("cli/time.py",), 155, 28_806),
-    "verify": (("cli/verify.py",), 133, 24_722),
+    "run": (("cli/run.py",), 148, 27_396),
+    "time": (("cli/time.py",), 155, 28_815),
+    "verify": (("cli/verify.py",), 133, 24_734),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (57, 8_906)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_472
+SOURCE_LINES = 75_486
 SHORT_HELPERS = 196
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

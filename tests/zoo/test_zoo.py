@@ -320,6 +320,17 @@ def test_mixed_samples_do_not_hide_a_fault(fault: str, cause: str, tmp_path: Pat
     assert cause in [finding.name for finding in report.findings]
 
 
+def test_a_mean_over_what_a_hinge_leaves_is_not_compared_with_other_samples(tmp_path: Path) -> None:
+    """Ranks and one process leave out other shares, which makes their means other multiples."""
+    right = HABITS["samples that are mixed with others of their rank's batch"]
+    hinge = "(0.2 - shares[:, 0] * model(mixed)[:, 0]).relu().mean().backward()"
+    loss = next(line.strip() for line in right.splitlines() if "backward" in line)
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(parts=right.replace(loss, hinge)))
+    report = audited(str(path))
+    assert report.same is not False, report.answer
+
+
 OWN_LOSSES = {
     "divided inside of a function": """
 def loss_of(batch):

@@ -1195,12 +1195,20 @@ def weights_are_known(records: Records) -> bool:
 
 
 def with_own_means(records: Records) -> Records:
-    """Take losses that torch's functions do not tell from their graphs, if those tell all."""
-    processes = [*records.ranks, *([records.replay] if records.replay else [])]
-    if weights_are_known(records) or not all(m.means for p in processes for m in p.steps[0].micros):
+    """Take losses that torch's functions do not tell from their graphs, if all are alike means.
+
+    A mean that leaves elements out, by a mask or a hinge, is another multiple of what it counts.
+    """
+    if weights_are_known(records) or records.replay is None:
         return records
-    replay = _of_means(records.replay) if records.replay else None
-    return replace(records, ranks=[*map(_of_means, records.ranks)], replay=replay)
+    *ranks, replay = map(_of_means, (*records.ranks, records.replay))
+    factors = loss_factors([micro for rank in ranks for micro in rank.steps[0].micros])
+    of_one = loss_factors(replay.steps[0].micros)
+    if not (factors and of_one and _constant(factors) and _constant([*of_one, 1.0])):
+        return records
+    times = max(factors[0], 1 / factors[0])
+    is_mean = abs(times - round(times)) < 1e-3 and not any(p.gradient_hooks for p in ranks)
+    return replace(records, ranks=ranks, replay=replay) if is_mean else records
 
 
 def _of_means(process: Record) -> Record:

@@ -445,6 +445,7 @@ def gradient_check(
     check = worst_of(name, quantities, captures[0], tolerances)
     deviation = relative(*(stacked(vectors, sorted(zeros)) for vectors in full[:2]))
     in_all = f"{factor:.4g} times as large in every parameter" if factor else check.where
+    in_all = check.where if check.holds else in_all
     return check.model_copy(update={"found": deviation, "where": in_all})
 
 

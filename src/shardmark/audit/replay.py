@@ -78,6 +78,7 @@ class ReplayObserver(Observer):
         self._own_rates: list[tuple[dict[str, Any], float]] = []
         self._last_recomputed = -1
         self._draws_by_place = [_by_place(rank.draws) for rank in self._ranks]
+        self._draws_of_first = _by_place(self._first.draws)
         shared = set.intersection(*map(set, self._draws_by_place))
         self._shared_places = {place for place in shared if not place.startswith(OF_MODEL)}
         if plan.batch_norm == "shares":
@@ -216,7 +217,7 @@ class ReplayObserver(Observer):
 
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
         if place.startswith(OF_MODEL):  # initial weights: all ranks get those of rank 0
-            weights = self._draws_by_place[0].get(place, [])[next(self._drawn[place]) :][:1]
+            weights = self._draws_of_first.get(place, [])[next(self._drawn[place]) :][:1]
             return weights[0] if weights and weights[0].shape == value.shape else None
         if not self.plan.interleaved:
             number = next(self._drawn[place])

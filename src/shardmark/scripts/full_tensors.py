@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -53,10 +53,10 @@ def full_copy(tensor: Tensor, every: int = 1) -> Tensor:
     return dense.to("cpu", copy=True)
 
 
-def gradients_of(parameters: Sequence[Tensor], *, deepspeed: bool) -> list[Any]:
+def gradients_of(parameters: Sequence[Tensor], *, deepspeed: bool) -> Iterator[Any]:
     """Gradients at an optimizer step, by parameter, as the library holds them; DeepSpeed's full."""
     read = _deepspeed_function("safe_get_full_grad") if deepspeed else None
-    return [read(p) if read is not None and _is_partitioned(p) else p.grad for p in parameters]
+    return (read(p) if read is not None and _is_partitioned(p) else p.grad for p in parameters)
 
 
 def full_copies(gradients: Sequence[Any], every: int = 1) -> list[Tensor | None]:

@@ -414,13 +414,18 @@ class Observer:
             step, chosen = self._step, self._slices[number]
             parameters = self._parameters[chosen]
             step.gradients += [None] * (len(self._parameters) - len(step.gradients))
-            used = gradients_of(parameters, deepspeed=deepspeed)
-            scale = float(getattr(optimizer, "grad_scale", None) or 1.0)  # a fused one divides
-            copies = full_copies(used, self.record.every)
-            step.gradients[chosen] = [None if copy is None else copy / scale for copy in copies]
+            scale = 1.0 if deepspeed else float(getattr(optimizer, "grad_scale", None) or 1.0)
+            every = self.record.every
+            copies = [  # DeepSpeed's full gradients come one at a time
+                (gradient if gradient is None else full_copy(gradient, every) / scale, size)
+                for gradient in gradients_of(parameters, deepspeed=deepspeed)
+                for size in [_size([gradient]) if deepspeed else (0.0, 0)]
+            ]
+            step.gradients[chosen] = [copy for copy, _ in copies]
             step.local_norms += [0.0] * (len(self._parameters) - len(step.local_norms))
             step.local_norms[chosen] = [norm / scale for norm in local_norms(parameters)]
-            step.sizes = [_size(used)] if deepspeed else []
+            norms, counts = zip(*(size for _, size in copies), strict=True)
+            step.sizes = [(math.hypot(*norms), sum(counts))] if deepspeed else []
             limit = float(optimizer.gradient_clipping()) if deepspeed else 0.0
             if limit:
                 micros = len(step.micros)
@@ -431,7 +436,6 @@ class Observer:
             self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
             step.settings = [group for n in sorted(self._settings) for group in self._settings[n]]
             if number in self._last_steps and not again:
-                every = self.record.every
                 values = full_parameters(parameters, deepspeed=deepspeed, every=every)
                 for n, value in enumerate(values, chosen.start):
                     if not torch.equal(value, self._last_steps[number].after[n]):

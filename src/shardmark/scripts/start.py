@@ -44,7 +44,10 @@ ERROR = re.compile(
     r"|: No module)"
 )
 """Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
-FRAME = re.compile(r'File "(?!<|.*/site-packages/|.*/lib/python3)([^"]+)", line (\d+)')
+FRAME = re.compile(
+    r'File "(?!<|.*/(?:site-packages|bin|shardmark/(?:scripts|audit|ranks))/|.*/lib/python3)'
+    r'([^"]+)", line (\d+)'
+)
 BAR = re.compile(r"\d%(\||\s|$)|\d+/\d+ \[|\b(it/s|s/it)\b")
 """Progress bars."""
 WRITES_ARE_FINE = (

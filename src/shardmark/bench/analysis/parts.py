@@ -241,15 +241,12 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     late, code = [*_lateness(samples)], [*_code(samples)]
     parts += late
     # The own code that makes a rank late is told once.
-    parts += [p for p in code if (p.rank, p.kind) not in {(q.rank, q.phase) for q in late}]
+    explained = {(p.rank, p.phase) for p in late if _is_shown(p.seconds, LATE * step.value)}
+    parts += [part for part in code if (part.rank, part.kind) not in explained]
     parts.sort(key=lambda part: -part.seconds.value)
     undecided = [part for part in parts if _is_open(part.seconds, noteworthy)]
     least = {"late_rank": LATE * step.value}
-    parts = [
-        part
-        for part in parts
-        if part.seconds.value >= least.get(part.kind, noteworthy) and _is_shown(part.seconds)
-    ]
+    parts = [part for part in parts if _is_shown(part.seconds, least.get(part.kind, noteworthy))]
     if needed is not None and needed.seconds.value < noteworthy:
         needed = None
     lost = _lost(_gone(samples, [*parts, *([needed] if needed else [])]), parts, needed)
@@ -289,8 +286,8 @@ def _is_open(seconds: Estimate, noteworthy: float) -> bool:
     return not _is_shown(seconds) and (seconds.high is None or seconds.high >= 2 * noteworthy)
 
 
-def _is_shown(seconds: Estimate) -> bool:
-    return seconds.low is not None and seconds.low > 0
+def _is_shown(seconds: Estimate, least: float = -math.inf) -> bool:
+    return seconds.low is not None and seconds.low > 0 and seconds.value >= least
 
 
 def _rank_at_fault(seen: Sequence[Mapping[str, Any]], kind: str, share: float) -> int | None:

@@ -95,9 +95,9 @@ class NoCheckpoint(Intervention):
     """Nothing is saved."""
 
     def begin(self) -> None:
-        def save(original: Callable[..., Any], saved: object, *rest: Any, **more: Any) -> None:
-            if isinstance(saved, UntypedStorage | TypedStorage):  # a tensor is pickled
-                original(saved, *rest, **more)
+        def save(original: Callable[..., Any], obj: object, *rest: Any, **more: Any) -> None:
+            if isinstance(obj, UntypedStorage | TypedStorage):  # a tensor is pickled
+                original(obj, *rest, **more)
 
         replace(torch, "save", save)
         names = {
