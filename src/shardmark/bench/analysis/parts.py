@@ -238,7 +238,8 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     if needed is not None and (more or _is_thin(counts, step.value - needed.seconds.value)):
         needed = None
     parts = [part for part in parts if part is not needed]
-    late, code = [*_lateness(samples)], [*_code(samples)]
+    code = [*_code(samples)]
+    late = [*_lateness(samples, code)]
     parts += late
     # The own code that makes a rank late is told once.
     explained = {(p.rank, p.phase) for p in late if _is_shown(p.seconds, LATE * step.value)}
@@ -308,7 +309,7 @@ def _place(seen: Mapping[str, Any], kind: str) -> str | None:
     return str(lines[0][0]) if lines else None
 
 
-def _lateness(samples: Samples) -> Iterable[Part]:
+def _lateness(samples: Samples, code: Sequence[Part]) -> Iterable[Part]:
     """Yield what makes a rank late, or that all of them wait for the longest rows of each step."""
     longest = samples.saved(EQUAL_ROWS, than=OWN_ROWS)
     if longest is not None:
@@ -333,9 +334,8 @@ def _lateness(samples: Samples) -> Iterable[Part]:
         for span in (*SPANS, "forward")
     }
     phase = max(spans, key=spans.__getitem__)
-    if phase == "forward" and any(
-        part.rank == rank and part.seconds.value > excess.value / 2 for part in _code(samples)
-    ):
+    explaining = [p for p in code if p.rank == rank and p.seconds.value > excess.value / 2]
+    if phase == "forward" and explaining:
         phase = "own_code"  # the time between the passes counts to the forward pass
     place = _place(samples.seen[rank], LOOKED_AT.get(phase, phase))
     if lateness != "rows" or longest is None:
