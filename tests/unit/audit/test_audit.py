@@ -22,6 +22,7 @@ from shardmark.audit.script import audit_script
 from shardmark.base.errors import InputError
 from shardmark.base.evidence.accepted import ACCEPTABLE
 from shardmark.cli import main
+from shardmark.scripts import interventions
 from shardmark.scripts.batches import checksum, row_checksums
 from shardmark.scripts.command import ScriptCommand, parse_command
 from shardmark.scripts.launch import RankProcess
@@ -414,6 +415,7 @@ def test_an_error_has_the_line_of_the_script_and_not_of_a_library(tmp_path: Path
     run = Ended(tmp_path / "log.txt")
     frames = [
         ("<frozen runpy>", 88), ("/home/me/train.py", 9),
+        (interventions.__file__, 64), ("/venv/bin/torchrun", 8),
         ("/venv/lib/python3.11/site-packages/torch/cuda/__init__.py", 300),
     ]  # fmt: skip
     lines = [f'[rank0]:   File "{file}", line {number}, in main' for file, number in frames]
