@@ -245,14 +245,16 @@ class Models:
 
     def _data_bytes(self, options: WorkloadOptions, recipe: Recipe) -> int:
         """Return the bytes of the tensors of a task's data, which it reads again."""
-        from shardmark.ranks.measure.memory.tensors import live_tensor_bytes
+        from shardmark.ranks.measure.memory.tensors import live_tensors, storage_bytes
         from shardmark.ranks.workloads import build_workload
 
-        before = live_tensor_bytes("cpu")
+        before = live_tensors("cpu")  # held, so that the collector frees none meanwhile
+        seen: set[int] = set()
+        storage_bytes(before, seen=seen)
         workload = build_workload(self._with_data(options.without_weights()), recipe.seed)
-        after = live_tensor_bytes("cpu")
-        del workload
-        return max(0, after - before)
+        held_bytes = storage_bytes(live_tensors("cpu"), seen=seen)
+        del workload, before
+        return held_bytes
 
     def _with_data(self, options: WorkloadOptions) -> WorkloadOptions:
         """Return the options, or those of random tokens or images where these cost the same.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
@@ -23,10 +25,13 @@ from shardmark.predict.memory import (
 )
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Profile, Unit
+from shardmark.ranks import workloads
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import Cell, StepState
 from shardmark.ranks.costs.zero_buckets import BucketState, reduced_in_buckets
 from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.workloads import build_workload
+from shardmark.ranks.workloads.base import Workload
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 PARAMETERS = 200_000
@@ -351,13 +356,24 @@ def test_a_data_set_is_in_a_cpus_memory() -> None:
 
 
 @pytest.mark.parametrize("samples", [16, 32])
-def test_data_are_counted_as_the_workload_holds_them(samples: int) -> None:
+def test_data_are_counted_as_the_workload_holds_them(
+    samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     few, more = (
         ClassificationOptions(
             name="classification", dataset="random", image_size=32, training_samples=count
         )
         for count in (samples, 2 * samples)
     )
+
+    def collect_and_build(*arguments: Any) -> Workload:
+        gc.collect()
+        return build_workload(*arguments)
+
+    monkeypatch.setattr(workloads, "build_workload", collect_and_build)
+    garbage: list[object] = [torch.ones(360)]
+    garbage.append(garbage)  # a cycle, which the collector frees between the two counts
+    del garbage
     held_by = [Models()._data_bytes(options, recipe()) for options in (few, more)]
     assert held_by[1] - held_by[0] == samples * (3 * 32 * 32 + 8)  # bytes, and a label of 64 bits
 

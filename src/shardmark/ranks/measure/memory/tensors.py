@@ -110,11 +110,15 @@ def local(tensor: Tensor) -> Tensor:
 
 def live_tensor_bytes(device_type: str) -> int:
     """Bytes of all tensors that Python can reach on that type of device, each storage once."""
+    return storage_bytes(live_tensors(device_type))
+
+
+def live_tensors(device_type: str) -> list[Tensor]:
+    """All tensors that Python can reach on that type of device; a DTensor's local tensor alone."""
     with warnings.catch_warnings():
         # Inspecting every object touches deprecated lazy attributes of other libraries.
         warnings.simplefilter("ignore")
-        tensors = [item for item in gc.get_objects() if _is_plain_tensor(item, device_type)]
-    return storage_bytes(tensors)
+        return [item for item in gc.get_objects() if _is_plain_tensor(item, device_type)]
 
 
 def _is_plain_tensor(item: object, device_type: str) -> bool:
