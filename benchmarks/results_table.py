@@ -31,7 +31,8 @@ from shardmark.base.table.table import metric
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.epochs import epochs_of
 from shardmark.bench.analysis.compare.rows import STATE_METRICS
-from shardmark.bench.report.table.comparison import comparison_json, comparison_table
+from shardmark.bench.report.answers.overview import overview_json
+from shardmark.bench.report.table.comparison import comparison_table
 from shardmark.bench.report.table.row_columns import table_by_row
 from shardmark.bench.report.views.effort import effort_tables
 from shardmark.extras.studies.against import set_against
@@ -149,7 +150,7 @@ def main() -> None:
         f"# {options.name}\n\n{place}\n\n{table}\n\n## Verification\n\n{verdicts}\n"
     )
     command = shlex.join(["python", "benchmarks/results_table.py", *sys.argv[1:]])
-    content = {"place": place, "command": command, **comparison_json(comparison)}
+    content = {"place": place, "command": command, **json.loads(overview_json(comparison))}
     if options.epochs:
         content["epochs"] = curves(comparison)
     text = json.dumps(content, indent=1, default=str)

@@ -19,7 +19,6 @@ from typing import Any
 
 from shardmark.base.results.store import StoredRun, load_run
 from shardmark.bench.analysis.compare.comparison import compare
-from shardmark.bench.analysis.compare.step_time import WORK, StepTime
 from shardmark.bench.report.figures import figures_of
 from shardmark.bench.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
 from shardmark.bench.report.figures.drawing import REFERENCE, draw, figure_svg
@@ -201,10 +200,9 @@ def memory_parts(metrics: Mapping[str, float | None]) -> dict[str, float | None]
 
 def quickstart_step_time() -> list[Figure]:
     def parts(row: Mapping[str, Any]) -> dict[str, float | None]:
-        spans = {name: value(row, f"{name}_seconds") for name in ("data", *WORK)}
-        exposed = value(row, "exposed_communication_seconds")
-        median = value(row, "step_seconds") or 0.0
-        return StepTime(median=median, at_rate=None, spans=spans, exposed=exposed).parts()
+        step = row["step"]
+        shown = {part["kind"].replace("_", " "): part["seconds"]["value"] for part in step["parts"]}
+        return {"computing": step["computing_seconds"], **shown}
 
     panel = stacked_panel(
         "",
@@ -213,7 +211,7 @@ def quickstart_step_time() -> list[Figure]:
         [(row["strategy"], number, parts(row)) for number, row in enumerate(rows("quickstart"))],
         1e-3,
     )
-    caption = "Slowest rank. Exposed communication: time in which a rank only waits for others."
+    caption = "Mean step. Communication is what nothing hides: a rank only waits for others."
     return figure("quickstart-step-time", "Where a step's time goes", [panel], caption)
 
 

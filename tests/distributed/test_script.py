@@ -142,7 +142,9 @@ def test_variants_are_compared_like_strategies(kept_engine: KeptEngine, tmp_path
         [str(rank), "2", str(SCRIPT), str(SCRIPT.parent)] for rank in range(2)
     ]
     failure = present(trials["broken"].failure)
-    assert re.fullmatch(r"rank \d: ValueError: the mistake of the script", failure.reason)
+    assert re.fullmatch(
+        r"rank \d: ValueError: the mistake of the script \(plain_script.py:\d+\)", failure.reason
+    )
     log = (run.path / "trials" / trials["broken"].id / "log.txt").read_text()
     assert "plain_script.py" in log
     assert "src/shardmark" not in log

@@ -22,10 +22,10 @@ SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_546),
-    "compare": (("cli/compare.py",), 67, 10_903),
-    "plan": (("cli/plan.py",), 117, 22_108),
-    "run": (("cli/run.py",), 148, 27_396),
-    "time": (("cli/time.py",), 155, 28_815),
+    "compare": (("cli/compare.py",), 69, 11_104),
+    "plan": (("cli/plan.py",), 117, 22_110),
+    "run": (("cli/run.py",), 150, 27_597),
+    "time": (("cli/time.py",), 157, 28_954),
     "verify": (("cli/verify.py",), 133, 24_734),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
@@ -33,7 +33,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (57, 8_906)
+RANK_OF_DDP = (57, 8_917)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
 SOURCE_LINES = 75_486
 SHORT_HELPERS = 196

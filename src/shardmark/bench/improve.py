@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from shardmark.base.statistics.race import Decision
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.race import Race, race_of, verdict_on
 from shardmark.bench.analysis.improvement import FIRST, SNIPPETS, TOGETHER, Improvement, patch_of
-from shardmark.bench.analysis.parts import WORTH_A_TRY
+from shardmark.bench.analysis.taken_away import WORTH_A_TRY
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.session import RunSession
@@ -28,6 +28,8 @@ PREFETCHED, BUCKET_MB = 8, 100
 DDP_BUCKET_BYTES = 25 * 2**20
 PAIRS_OF_RACES = (3, 30, 60)
 """Most pairs of an intervention after each of three races: of all, of the better half, together."""
+COUNTS = {"workers", "threads"}
+"""Interventions whose variants are named with their values."""
 ON_REQUEST = {"compile"}
 """Interventions that are tried only if they are named: each trial compiles for a minute."""
 RACED_ALONE = 0.7
@@ -56,9 +58,9 @@ def improve(
     if time.monotonic() - began > budget_seconds * RACED_ALONE:
         raise InputError("--budget", f"{budget_seconds:g} s", "the first trial takes longer")
     fitting = {
-        name: {intervention: value}
-        for name, intervention, value in _fitting(seen, device_type, world_size)
-        if (intervention in only if only else intervention not in ON_REQUEST)
+        f"{value} {name}" if name in COUNTS else name: {name: value}
+        for name, value in _fitting(seen, device_type, world_size)
+        if (name in only if only else name not in ON_REQUEST)
     }
     if not fitting:
         allowed = "found are its loader, optimizer, wrappers and convolutions, and none is slow"
@@ -126,49 +128,33 @@ def _race(path: Path, experiment: Experiment) -> Race:
     return result
 
 
-def _fitting(
-    seen: Mapping[str, Any], device_type: str, world_size: int
-) -> Iterator[tuple[str, str, str]]:
-    """Yield name, intervention and value of what the script has a place for."""
+def _fitting(seen: Mapping[str, Any], device_type: str, world_size: int) -> list[tuple[str, str]]:
+    """Return interventions that the script has a place for, with their values."""
     shares, wrappers, cuda = seen["shares"], seen["wrappers"], device_type == "cuda"
-    cores = seen["cores"] // world_size
-    if loader := seen.get("loader"):
-        yield from _fitting_loader(loader, shares.get("input", 0.0), cores, cuda=cuda)
-    if shares.get("update", 0.0) >= WORTH_A_TRY:
-        yield "fused", "fused", ""
-        yield "foreach", "foreach", ""
-    if "zero_grad" in wrappers:
-        yield "set_to_none", "set_to_none", ""
-    if "DistributedDataParallel" in wrappers:
-        yield "bucket_view", "bucket_view", ""
-        if seen["trained_bytes"] > DDP_BUCKET_BYTES:
-            yield "bucket_mb", "bucket_mb", str(BUCKET_MB)
-        if seen["passes"] > 1:
-            yield "no_sync", "no_sync", str(seen["passes"])
-    if "fully_shard" in wrappers:
-        yield "keep_unsharded", "keep_unsharded", ""
-    if "compile" not in wrappers:
-        yield "compile", "compile", ""
-    if "Conv2d" in wrappers:
-        yield "channels_last", "channels_last", ""
-        if cuda:
-            yield "cudnn_benchmark", "cudnn_benchmark", ""
-    if not cuda and seen["threads"] < cores:
-        yield f"{cores} threads", "threads", str(cores)
-    yield ("tf32", "tf32", "") if cuda else ("malloc", "malloc", "")
-
-
-def _fitting_loader(
-    loader: Mapping[str, Any], share: float, cores: int, *, cuda: bool
-) -> Iterator[tuple[str, str, str]]:
-    if share >= WORTH_A_TRY:
-        for count in WORKERS:
-            if loader["workers"] < count <= max(FEW_WORKERS, cores):
-                yield f"{count} workers", "workers", str(count)
-        if loader["workers"]:
-            yield "prefetch", "prefetch", str(PREFETCHED)
-    if cuda:
-        yield "pin_memory", "pin_memory", ""
+    loader, cores = seen.get("loader", {}), seen["cores"] // world_size
+    loads = bool(loader) and shares.get("input", 0.0) >= WORTH_A_TRY
+    workers = loader["workers"] if loads else max(WORKERS)
+    updates = shares.get("update", 0.0) >= WORTH_A_TRY
+    replicas, convolves = "DistributedDataParallel" in wrappers, "Conv2d" in wrappers
+    fits = {
+        **{("workers", str(n)): workers < n <= max(FEW_WORKERS, cores) for n in WORKERS},
+        ("prefetch", str(PREFETCHED)): loads and workers > 0,
+        ("pin_memory", ""): cuda and bool(loader),
+        ("fused", ""): updates,
+        ("foreach", ""): updates,
+        ("set_to_none", ""): "zero_grad" in wrappers,
+        ("bucket_view", ""): replicas,
+        ("bucket_mb", str(BUCKET_MB)): replicas and seen["trained_bytes"] > DDP_BUCKET_BYTES,
+        ("no_sync", str(seen["passes"])): replicas and seen["passes"] > 1,
+        ("keep_unsharded", ""): "fully_shard" in wrappers,
+        ("compile", ""): "compile" not in wrappers,
+        ("channels_last", ""): convolves,
+        ("cudnn_benchmark", ""): convolves and cuda,
+        ("threads", str(cores)): not cuda and seen["threads"] < cores,
+        ("tf32", ""): cuda,
+        ("malloc", ""): not cuda,
+    }
+    return [intervention for intervention, is_fitting in fits.items() if is_fitting]
 
 
 def _fastest_of_each(race: Race, fitting: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -12,13 +12,12 @@ from typing import Any
 from shardmark.base.errors import InputError
 from shardmark.base.files.run_files import STEPS_FILE
 from shardmark.base.results.schema import Outcome, TrialResult
-from shardmark.bench.analysis.parts import (
+from shardmark.bench.analysis.parts import NAMES, NOTEWORTHY
+from shardmark.bench.analysis.taken_away import (
     ALL,
     BETWEEN,
     EQUAL_ROWS,
     LOOK,
-    NAMES,
-    NOTEWORTHY,
     OWN_ROWS,
     PLAIN,
     UPDATE,

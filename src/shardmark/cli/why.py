@@ -55,7 +55,7 @@ def explain_step(
     from shardmark.bench.progress.display import listener
     from shardmark.bench.report.answers.parts import facts_of, lines_of, scaling_lines
     from shardmark.bench.report.figures.drawing import draw, write_images
-    from shardmark.bench.report.figures.parts import scaling_figure
+    from shardmark.bench.report.figures.measured import parts_by_ranks
     from shardmark.bench.why import explain
 
     parsed = measured_command(command)
@@ -77,7 +77,7 @@ def explain_step(
                 say_text("\n".join(["", *lines_of(explanation), "", f"files: {path}", ""]))
         images: list[Path] = []
         if len(numbers) > 1 and is_installed("vl_convert"):
-            images = write_images(draw(scaling_figure(explanations)), folder)
+            images = write_images(draw(parts_by_ranks(explanations)), folder)
     if form is TextOrJson.JSON:
         say_text(json.dumps(documents[0] if len(numbers) == 1 else documents, indent=1) + "\n")
     elif len(numbers) > 1:

@@ -72,6 +72,24 @@ def test_an_optimizers_closure_is_no_update(monkeypatch: pytest.MonkeyPatch) -> 
     assert kinds == ["own_code", "update"]
 
 
+def test_parameters_of_all_optimizers_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GAN has two, whose gradients are reduced in the same step."""
+    wrappers: dict[str, Any] = {}
+
+    def replace(owner: Any, name: str, wrapper: Any) -> None:
+        wrappers[f"{owner.__name__}.{name}"] = wrapper
+
+    monkeypatch.setattr(look, "replace", replace)
+    looking = Look(None)
+    looking.install()
+    one, other = nn.Linear(4, 4), nn.Linear(8, 8, bias=False)
+    for parameters in (one.parameters(), other.parameters(), one.parameters()):
+        optimizer = torch.optim.SGD(parameters)
+        wrappers["Optimizer.__init__"](lambda _: None, optimizer)
+    facts = looking.facts()
+    assert (facts["trained_tensors"], facts["trained_bytes"]) == (3, 4 * (16 + 4 + 64))
+
+
 @pytest.fixture(autouse=True)
 def switch_interval() -> Iterator[None]:
     seconds = sys.getswitchinterval()

@@ -113,10 +113,17 @@ class Subject:
 
 
 def _message(error: Exception) -> str:
-    """Return the message of an error; errors of other libraries get the name of their class."""
+    """Return the message of an error; others than ours get their class and the user's line."""
     if isinstance(error, StrategyUnavailable):
         return error.reason  # its remedy is kept beside it
-    return str(error) if isinstance(error, ShardmarkError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, ShardmarkError):
+        return str(error)
+    from shardmark.scripts.interventions.base import is_users
+
+    frames = [item for item in traceback.walk_tb(error.__traceback__) if is_users(item[0])]
+    places = [f" ({Path(frame.f_code.co_filename).name}:{line})" for frame, line in frames[-1:]]
+    first, *rest = f"{type(error).__name__}: {str(error).strip()}".split("\n")
+    return "\n".join(["".join([first, *places]), *rest])
 
 
 def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:

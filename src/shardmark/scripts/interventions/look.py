@@ -66,9 +66,8 @@ class Look(Intervention):
         self.loader: DataLoader[Any] | None = None
         self.places: dict[int, str | None] = {}
         self.rows: list[int] = []
-        self.optimizer: Optimizer | None = None
-        self.trained: list[int] = []
-        """Elements of the parameters that the optimizer was made for."""
+        self.trained: dict[int, int] = {}
+        """Elements of the parameters that optimizers were made for, by `id`."""
         self.wrappers: set[str] = set()
         self.passes, self.passes_of_step = 0, 1
         self.thread: threading.Thread | None = None
@@ -80,15 +79,14 @@ class Look(Intervention):
 
         def optimized(original: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
             original(optimizer, *arguments, **keywords)
-            self.optimizer = optimizer
             groups = optimizer.param_groups  # DeepSpeed replaces them by its shards
-            self.trained = [
+            self.trained |= {
                 # FSDP1's flat tensors are shards that know the whole size
-                getattr(p, "_unpadded_unsharded_size", p.shape).numel()
+                id(p): getattr(p, "_unpadded_unsharded_size", p.shape).numel()
                 for group in groups
                 for p in group["params"]
                 if p.requires_grad
-            ]
+            }
 
         def wrapped(original: Any, *arguments: Any, **keywords: Any) -> Any:
             self.wrappers.add(original.__qualname__.partition(".")[0])
@@ -202,7 +200,7 @@ class Look(Intervention):
             return "update"
         assert innermost is not None, "the main thread runs"
         source = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
-        return "logging" if re.search(r"\bprint\(|\.write\(", source) else "own_code"
+        return "logging" if re.search(r"\bprint\(|std(out|err)\.write\(", source) else "own_code"
 
     def _kind_of_code(self, code: CodeType) -> str | None:
         if code not in self.kinds:
@@ -235,9 +233,8 @@ class Look(Intervention):
             "passes": self.passes_of_step,
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)),
-            "optimizer": type(self.optimizer).__name__,
             "trained_tensors": len(self.trained),
-            "trained_bytes": FP32_BYTES * sum(self.trained),
+            "trained_bytes": FP32_BYTES * sum(self.trained.values()),
             "link_bytes_per_second": self.link_bytes_per_second,
         }
         if self.loader is not None:

@@ -1,17 +1,29 @@
-"""The answer of `why`, for people and for programs."""
+"""The parts of a step, in the answer of `why` and in a comparison, for people and programs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from shardmark.base.statistics.intervals import Estimate
-from shardmark.base.text import counted
-from shardmark.bench.analysis.parts import NAMES, Explanation, Part
+from shardmark.base.table.formats import render_tables
+from shardmark.base.table.table import Column, Columns, Table, Value, table_of
+from shardmark.base.text import counted, listed
+from shardmark.bench.analysis.compare.comparison import Comparison
+from shardmark.bench.analysis.compare.step_time import division_of
+from shardmark.bench.analysis.parts import NAMES, Division, Part
+from shardmark.bench.report.answers.wording import name, short
+from shardmark.bench.report.table.comparison import fastest_first
+from shardmark.bench.report.table.row_columns import table_by_row
+
+if TYPE_CHECKING:
+    from shardmark.bench.analysis.taken_away import Explanation
 
 
 def _milliseconds(seconds: float) -> str:
-    return f"{1000 * seconds:.3g}"
+    return short(1000 * seconds)
 
 
 def _interval(estimate: Estimate) -> str:
@@ -33,6 +45,8 @@ def cause_of(part: Part) -> str:
         return f"rank {part.rank} gets samples that take longer"
     if part.lateness == "place":
         return f"rank {part.rank} is on a slower place: its lateness stays there when ranks swap"
+    if part.known_by == "measured":
+        return f"the others wait for rank {part.rank}"
     phases = {"data": "its input", "forward": "its forward pass", "backward": "its backward pass"}
     phases |= {"own_code": "its own code between the passes"}
     untried = "" if part.lateness else "; not tried: by its samples, its place or its own work"
@@ -66,7 +80,7 @@ def lines_of(explanation: Explanation) -> list[str]:
     """Return the answer, its parts with intervals, what counts show, and what it rests on."""
     lines = [answer_of(explanation), ""]
     for part in explanation.parts:
-        watched = " [watched, not taken away]" if part.watched else ""
+        watched = " [watched, not taken away]" if part.known_by == "watched" else ""
         lines.append(f"  {_interval(part.seconds)}  {cause_of(part)}{watched}")
     if needed := explanation.needed:
         counts = explanation.counts
@@ -79,7 +93,7 @@ def lines_of(explanation: Explanation) -> list[str]:
     update = explanation.update
     of_it = f", {_interval(update)} of it the optimizer's update" if update else ""
     lines.append(f"  {_milliseconds(explanation.computing_seconds)} ms  computing{of_it}")
-    total = sum(part.seconds.value for part in parts_and_needed(explanation))
+    total = sum(part.seconds.value for part in explanation.all_parts)
     if total > 1.1 * (explanation.step.value - explanation.computing_seconds):
         lines.append("  the parts overlap: together they are less than their sum")
     lines += ["", *explanation.findings] if explanation.findings else []
@@ -89,19 +103,27 @@ def lines_of(explanation: Explanation) -> list[str]:
 
 def facts_of(explanation: Explanation) -> dict[str, Any]:
     """Return the explanation for programs, in seconds."""
+    needed = explanation.needed
     return {
         "answer": answer_of(explanation),
         "ranks": explanation.ranks,
-        "step_seconds": _ends(explanation.step),
+        **division_facts(explanation),
         "lost_seconds": _ends(explanation.lost),
-        "computing_seconds": explanation.computing_seconds,
-        "update_seconds": _ends(explanation.update) if explanation.update else None,
-        "communication_seconds": _ends(explanation.needed.seconds) if explanation.needed else None,
-        "parts": [_part_facts(part) for part in explanation.parts],
-        "unknown": [*explanation.unknown],
-        "undecided": [_part_facts(part) for part in explanation.undecided],
+        "communication_seconds": _ends(needed.seconds) if needed else None,
         "counts": {**explanation.counts, "findings": [*explanation.findings]},
         "notes": [*explanation.notes],
+    }
+
+
+def division_facts(division: Division) -> dict[str, Any]:
+    """Return a divided step for programs, in seconds."""
+    return {
+        "step_seconds": _ends(division.step),
+        "computing_seconds": division.computing_seconds,
+        "update_seconds": _ends(division.update) if division.update else None,
+        "parts": [_part_facts(part) for part in division.parts],
+        "undecided": [_part_facts(part) for part in division.undecided],
+        "unknown": [*division.unknown],
     }
 
 
@@ -113,7 +135,7 @@ def _part_facts(part: Part) -> dict[str, Any]:
         "place": part.place,
         "of": part.lateness,
         "phase": part.phase,
-        "how": "watched" if part.watched else "taken away",
+        "how": part.known_by,
         "text": cause_of(part),
     }
 
@@ -122,21 +144,50 @@ def _ends(estimate: Estimate) -> dict[str, float | None]:
     return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
 
 
-def parts_and_needed(explanation: Explanation) -> list[Part]:
-    """Return the parts, and the communication that is none."""
-    return [*explanation.parts, *([explanation.needed] if explanation.needed else [])]
+def parts_table(comparison: Comparison) -> Table | None:
+    """Return a table of the rows' steps by part; None if no part of any is shown."""
+    rows = fastest_first(comparison.rows)
+    divided = [(row, division) for row in rows if (division := division_of(row))]
+    divisions = [division for _, division in divided]
+    if not any(division.parts for division in divisions):
+        return None
+    notes = [
+        f"{name(row)}: {cause_of(part)}."
+        for row, division in divided
+        for part in division.parts
+        if part.rank is not None
+    ]
+    unknown = dict.fromkeys(NAMES[kind] for one in divisions for kind in one.unknown)
+    if unknown:
+        notes.append(f"Computing holds what was not measured: {listed([*unknown])}.")
+    return table_by_row("Where a step's time goes", divided, _columns(divisions), notes)
 
 
 def scaling_lines(explanations: Sequence[Explanation]) -> list[str]:
     """Return a table of the parts by number of ranks: where the speed-up goes."""
-    parts = [parts_and_needed(one) for one in explanations]
-    kinds = [*dict.fromkeys(part.kind for of_one in parts for part in of_one)]
-    lines = ["ranks  ms a step  computing  " + "  ".join(kinds).replace("_", " ")]
-    for one, of_one in zip(explanations, parts, strict=True):
-        cells = [
-            _milliseconds(sum(p.seconds.value for p in of_one if p.kind == kind)) for kind in kinds
-        ]
-        computing = _milliseconds(one.computing_seconds)
-        shown = "  ".join(cell.rjust(len(kind)) for cell, kind in zip(cells, kinds, strict=True))
-        lines.append(f"{one.ranks:5}  {_milliseconds(one.step.value):>9}  {computing:>9}  {shown}")
-    return lines
+    ranks = Column("ranks", "ranks"), attrgetter("ranks")
+    table = table_of("", explanations, [ranks, *_columns(explanations)])
+    return render_tables([table]).rstrip().split("\n")
+
+
+def _columns(divisions: Sequence[Division]) -> Columns[Division]:
+    """Return columns of the step, the rest of it, and the parts that are shown."""
+    shown = {part.kind for one in divisions for part in one.all_parts}
+    kinds = [kind for kind in NAMES if kind in shown]
+
+    def column(key: str, title: str) -> Column:
+        return Column(key, title, unit="ms", scale=1e3, interval="±")
+
+    def seconds(division: Division, kind: str) -> Value:
+        values = [part.seconds for part in division.all_parts if part.kind == kind]
+        return values[0] if len(values) == 1 else sum(one.value for one in values) or None
+
+    columns: list[tuple[Column, Callable[[Division], Value]]] = [
+        (column("step", "step"), attrgetter("step")),
+        (column("computing", "computing"), attrgetter("computing_seconds")),
+        (column("update", "of which update"), attrgetter("update")),
+    ]
+    columns += [
+        (column(kind, kind.replace("_", " ")), partial(seconds, kind=kind)) for kind in kinds
+    ]
+    return columns

@@ -10,8 +10,11 @@ from shardmark.base.cells import ranks_and_nodes
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.schema import RankRecord
 from shardmark.base.table.table import byte_unit
+from shardmark.base.text import counted
 from shardmark.bench.analysis.compare.rows import main_rate
-from shardmark.bench.analysis.compare.step_time import step_time
+from shardmark.bench.analysis.compare.step_time import division_of
+from shardmark.bench.analysis.parts import Division
+from shardmark.bench.analysis.taken_away import Explanation
 from shardmark.bench.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
 from shardmark.bench.report.figures.drawing import REFERENCE
 from shardmark.bench.report.figures.entries import (
@@ -302,13 +305,13 @@ def peak_bytes(rank: RankRecord) -> int | None:
 
 
 def step_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Draw a bar for each row: the parts of its median step."""
+    """Draw a bar for each row: the parts of its step, those that repeats leave open, too."""
     parts = {
-        e: parts_of_row.parts() for e in entries_in(groups) if (parts_of_row := step_time(e.row))
+        entry: _parts_of_step(division)
+        for entry in entries_in(groups)
+        if (division := division_of(entry.row))
     }
-    longest = max(
-        (sum(filter(None, parts_of_row.values())) for parts_of_row in parts.values()), default=0.0
-    )
+    longest = max((sum(of_row.values()) for of_row in parts.values()), default=0.0)
     unit, size = ("s", 1.0) if longest >= 10 else ("ms", 0.001)
     return figure(
         "step-time",
@@ -324,7 +327,33 @@ def step_figures(groups: Sequence[Group]) -> list[Figure]:
             )
             for group in having(groups, parts.__contains__)
         ],
-        "Median step, mean over ranks and repeats. Exposed communication, while nothing was"
-        " computed, comes from a profiled step; it is taken out of forward, backward and optimizer"
-        " in proportion to their lengths.",
+        "Mean step of the slowest rank, mean over repeats. Communication is what nothing hides: in"
+        " a profiled step, nothing was computed meanwhile. The update is apart where it calls no"
+        " collective.",
     )
+
+
+def parts_by_ranks(explanations: Sequence[Explanation]) -> list[Figure]:
+    """Draw a bar for each number of ranks of a script: where the speed-up goes."""
+    bars = []
+    for number, one in enumerate(explanations):
+        seconds = {"computing": one.computing_seconds}
+        for part in one.all_parts:
+            kind = part.kind.replace("_", " ")
+            seconds[kind] = seconds.get(kind, 0.0) + part.seconds.value
+        bars.append((counted(one.ranks, "rank"), number, seconds))
+    return figure(
+        "parts-by-ranks",
+        "Where the time of a step goes",
+        [stacked_panel("", "A step", "ms", bars, 1e-3)],
+        "Each part is what a step takes less without it.  Parts that overlap add up to more than "
+        "the step.",
+    )
+
+
+def _parts_of_step(division: Division) -> dict[str, float]:
+    measured = [part for part in (*division.parts, *division.undecided) if part.seconds.value > 0]
+    parts = {part.kind.replace("_", " "): part.seconds.value for part in measured}
+    computing = division.step.value - sum(parts.values())
+    update = min(division.update.value, computing) if division.update else 0.0
+    return {"computing": computing - update, "update": update, **parts}

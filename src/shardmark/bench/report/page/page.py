@@ -26,7 +26,9 @@ from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row, trained
 from shardmark.bench.analysis.diagnose.stability import warnings_of
 from shardmark.bench.report.answers.answers import LABELS, answer_grid, answers
-from shardmark.bench.report.answers.overview import overview_json, why_lines
+from shardmark.bench.report.answers.overview import overview_json
+from shardmark.bench.report.answers.parts import parts_table
+from shardmark.bench.report.answers.surprises import why_lines
 from shardmark.bench.report.figures import Figure, figures_of
 from shardmark.bench.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
 from shardmark.bench.report.page.anonymous import anonymous as without_names
@@ -163,6 +165,7 @@ def render_page(
             notes=[note.text for note in notes if note.kind not in CAUTIONS],
             why=why_lines(comparison),
             grid=answer_grid(comparison),
+            parts=parts_table(comparison),
             unstable=unstable,
             figures={n: figure for n, figure in figures if n not in (*FIRST, *of_study)},
             study=against,

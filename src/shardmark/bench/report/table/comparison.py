@@ -54,20 +54,15 @@ WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficien
 def comparison_table(
     comparison: Comparison, columns: Sequence[str] = BRIEF, *, brief_width: int | None = None
 ) -> Table:
-    """Return a table with a line for each row, the fastest first in each task.
+    """Return a table with a line for each row, the fastest first.  Programs get every metric.
 
-    Rows with a non-finite loss come last.  Programs get every metric.
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
     `rate` and `quality` (the main ones), `ratios` (speed-up over the baseline, or over the fewest
     ranks if a strategy has several numbers), `recorded` (the user's own) and `predicted`; raises
     `InputError` for others.  Columns without any content are not shown.  With `brief_width`, the
     width of a screen, only the most important notes are shown.
     """
-    tasks = list(dict.fromkeys(map(task_of, comparison.rows)))
-    rows = sorted(
-        comparison.rows,
-        key=lambda row: (tasks.index(task_of(row)), row.diverged is not None, -rate_of(row)),
-    )
+    rows = fastest_first(comparison.rows)
     shown = {
         column.key: (column, value_of)
         for name in columns
@@ -86,6 +81,14 @@ def comparison_table(
             rows, [value_of for key, (_, value_of) in shown.items() if PREDICTED in key]
         )
     return table_of("; ".join(titles), rows, [*row_columns(rows), *shown.values(), *others], notes)
+
+
+def fastest_first(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows by task, and by speed; rows with a non-finite loss come last."""
+    tasks = list(dict.fromkeys(map(task_of, rows)))
+    return sorted(
+        rows, key=lambda row: (tasks.index(task_of(row)), row.diverged is not None, -rate_of(row))
+    )
 
 
 def comparison_json(comparison: Comparison, columns: Sequence[str] = ()) -> dict[str, Any]:

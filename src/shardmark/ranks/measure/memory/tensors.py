@@ -114,7 +114,7 @@ def live_tensor_bytes(device_type: str) -> int:
 
 
 def live_tensors(device_type: str) -> list[Tensor]:
-    """All tensors that Python can reach on that type of device; a DTensor's local tensor alone."""
+    """Return all tensors that Python can reach on that type of device, DTensors as local ones."""
     with warnings.catch_warnings():
         # Inspecting every object touches deprecated lazy attributes of other libraries.
         warnings.simplefilter("ignore")

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.base.results.schema import Phase
 from shardmark.ranks.measure.step.recorder import Recorder
+from shardmark.scripts.interventions.base import replace
 
 LOADER = "the batches of the script's DataLoader"
 
@@ -105,14 +105,6 @@ def tokens_in(batch: object) -> int | None:
     return tensors[0].numel() if tensors and tensors[0].dim() == 2 else None
 
 
-def _wrapped(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def call(*arguments: Any, **keywords: Any) -> Any:
-        return wrapper(original, *arguments, **keywords)
-
-    return call
-
-
 class StepHooks:
     """Records the steps of a script's first optimizer.  Reads no value from a device.
 
@@ -162,9 +154,8 @@ class StepHooks:
                 (_BaseDataLoaderIter, "__next__", self._next_batch),
                 (torch.amp.GradScaler, "scale", self._scale),
             ):
-                original = getattr(owner, name)
-                setattr(owner, name, _wrapped(original, wrapper))
-                stack.callback(setattr, owner, name, original)
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                replace(owner, name, wrapper)
             stack.callback(self._first_call.close)
             yield
 

@@ -30,7 +30,6 @@ from shardmark.bench.analysis.compare.series import (
     smoothed,
     thinned,
 )
-from shardmark.bench.analysis.compare.step_time import step_time
 from shardmark.bench.report.figures import Figure, Panel, Series, figures_of, over_time
 from shardmark.bench.report.figures.drawing import _x_channel
 from shardmark.bench.report.figures.entries import Entry, groups_of
@@ -140,13 +139,12 @@ def test_step_time_parts_add_up_to_the_step(tmp_path: Path) -> None:
     }
     run = [invented_trial("ddp", 2, metrics=metrics)]
     panel = figures_by_name(store_and_compare(tmp_path, run))["step-time"].panels[0]
-    assert {series.name: series.y[0] for series in panel.series} == {
-        "data": pytest.approx(5.0),
-        "forward": pytest.approx(24.0),  # 30 - 18 x 30 / 90
-        "backward": pytest.approx(40.0),
-        "optimizer": pytest.approx(8.0),
-        "exposed communication": pytest.approx(18.0),
-        "rest": pytest.approx(5.0),
+    parts = {series.name: series.y[0] for series in panel.series}
+    assert parts == {
+        "computing": pytest.approx(77.0),
+        "input": pytest.approx(5.0),
+        "communication": pytest.approx(18.0),
+        "slow steps": pytest.approx(1000 * 6.25 / 39 - 100),
     }
 
 
@@ -317,51 +315,6 @@ def test_broken_raw_files_give_nothing(tmp_path: Path) -> None:
     (folder / "steps.jsonl").unlink()
     assert sampled(row) is None
     assert loss_curve(row).by_step.x == ()
-
-
-QUARTERS = dict.fromkeys(("data", "forward", "backward"), 0.25)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "parts"),
-    [
-        (  # no more than the spans is taken out of them
-            {**QUARTERS, "step": 1.0, "optimizer": 0.0, "exposed_communication": 3.0},
-            {"forward": 0.0, "backward": 0.0, "exposed communication": 0.5, "rest": 0.25},
-        ),
-        (  # unknown communication stays in the spans, of which four take a second each
-            {"step": 4.0, "exposed_communication": None},
-            {"forward": 1.0, "exposed communication": None, "rest": 0.0},
-        ),
-        (  # a pipeline waits for a fifth of its passes, which no computation hides
-            {"step": 6.0, "exposed_communication": 0.5, "pipeline_bubble_fraction": 0.2},
-            {"forward": 1.0, "exposed communication": 0.5, "rest": 1.5},
-        ),
-        (  # a span that is not marked is in the rest
-            {"step": 5.0, "optimizer": None, "exposed_communication": 0.0},
-            {"optimizer": None, "rest": 2.0},
-        ),
-    ],
-)
-def test_parts_of_a_step_have_their_seconds(
-    tmp_path: Path, metrics: dict[str, float | None], parts: dict[str, float | None]
-) -> None:
-    named = {
-        name if name.endswith("fraction") else f"{name}_seconds": value
-        for name, value in metrics.items()
-    }
-    known = present(step_time(row_of(tmp_path, **named)))
-    assert {name: known.parts()[name] for name in parts} == pytest.approx(parts)
-
-
-def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
-    trial = invented_trial("ddp", 2, metrics={"exposed_communication_seconds": None})
-    forward = present(trial.metrics["forward_seconds"])
-    uneven = forward.model_copy(update={"value": 3.0, "maximum": 3.0, "mean": 2.0})
-    metrics = {**trial.metrics, "forward_seconds": uneven}
-    row = store_and_compare(tmp_path, [trial.model_copy(update={"metrics": metrics})]).rows[0]
-    known = present(step_time(row))
-    assert known.spans["forward"] == 2.0
 
 
 def test_epochs_have_whole_ticks_and_fractions_a_linear_axis(tmp_path: Path) -> None:

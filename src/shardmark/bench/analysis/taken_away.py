@@ -1,0 +1,405 @@
+"""Parts of a step that are lost, from the times of a script without one thing after the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median, stdev
+from typing import Any
+
+from shardmark.base.results.schema import TrialResult
+from shardmark.base.statistics.intervals import Estimate, estimate_difference
+from shardmark.base.text import counted
+from shardmark.base.traffic import required_fraction
+from shardmark.bench.analysis.parts import (
+    LATE,
+    NOTEWORTHY,
+    Division,
+    Part,
+    is_above,
+    shown_and_undecided,
+)
+from shardmark.bench.analysis.trial.rank_metrics import measured_steps, window_seconds
+
+PLAIN, LOOK, ALL, UPDATE = "as it is", "look", "all of it", "no_update"
+OWN_ROWS, EQUAL_ROWS = "own rows", "equal rows"
+BETWEEN = {
+    "evaluation": "no_evaluation", "checkpoint": "no_checkpoint", "logging": "no_logging"
+}  # fmt: skip
+KINDS = {"same_batch": "input", "no_peers": "communication"}
+KINDS |= {name: kind for kind, name in BETWEEN.items()}
+"""Kinds of parts by the intervention that takes them away."""
+WORTH_A_TRY = 0.02
+"""Share of a rank's time from which a thing is taken away."""
+WATCHED = 0.08
+"""Share of a step from which the script's own code is named, which cannot be taken away."""
+THIN = 0.25
+"""Share of the rest of a step, for its messages alone, from which the link is thin."""
+BY_CHANCE = 3.0
+"""Standard errors between means of ranks' sizes of batches up to which they are alike."""
+PRECISE = 0.02
+"""Half of an interval's width, in shares of a step, that is narrow enough."""
+FEW_ROUNDS = 2
+NO_LOSS = Estimate(value=0.0, low=0.0, high=None, n=0)
+SPANS = ("data", "backward", "optimizer")
+"""Spans that a script's steps are divided in; the rest is the forward pass and its own code."""
+LOOKED_AT = {"optimizer": "update", "data": "input"}
+"""Kinds of looks at the main thread by span, where their names differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A trial of a variant."""
+
+    step_seconds: float
+    """Mean of the slowest rank."""
+    ranks: tuple[Mapping[str, float], ...]
+    """Mean seconds of each rank's `step` and spans while all ranks took steps."""
+    result: TrialResult
+
+    def excess(self, rank: int, span: str = "step") -> float:
+        """Seconds that a rank takes longer than the median of the others."""
+        seconds = [of_rank[span] for of_rank in self.ranks]
+        return seconds[rank] - median(seconds[:rank] + seconds[rank + 1 :])
+
+    def seen(self, intervention: str) -> list[dict[str, Any]]:
+        """Return what an intervention saw on each rank."""
+        facts = (rank.settings.get("seen", {}) for rank in self.result.ranks)
+        return [seen[intervention] for seen in facts if intervention in seen]
+
+
+def sample_of(result: TrialResult, lines: Sequence[Mapping[str, Any]]) -> Sample:
+    """Return the sample of a trial that ended well, with the lines of its file of steps."""
+    by_rank: dict[int, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["measured"]:
+            by_rank.setdefault(line["rank"], []).append(line)
+    # A rank that is ahead leaves its cores to the others when it has ended.
+    first_end = min(_end(steps[-1]) for steps in by_rank.values())
+    ranks = []
+    for steps in by_rank.values():
+        shared = [step for step in steps if _end(step) <= first_end] or steps
+        spans = {name: fmean(step[f"{name}_seconds"] or 0.0 for step in shared) for name in SPANS}
+        seconds = fmean(step["step_seconds"] for step in shared)
+        ranks.append({**spans, "forward": seconds - sum(spans.values()), "step": seconds})
+    # Means: a median hides what is rare.
+    step_seconds = max(window_seconds(rank) / measured_steps(rank) for rank in result.ranks)
+    return Sample(step_seconds=step_seconds, ranks=tuple(ranks), result=result)
+
+
+def _end(step: Mapping[str, Any]) -> float:
+    return float(step["started_at_seconds"]) + float(step["step_seconds"])
+
+
+@dataclass(slots=True)
+class Samples:
+    """The samples of one number of ranks, by variant and round."""
+
+    world_size: int
+    by_variant: dict[str, dict[int, Sample]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Reasons of variants that do not run."""
+    stripped: str = ALL
+    """The variant without all that can be taken away, which may be one thing or none."""
+
+    def trials(self, variant: str) -> list[Sample]:
+        return [*self.by_variant.get(variant, {}).values()]
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """Facts of `look` by rank."""
+        return self.trials(LOOK)[0].seen("Look")
+
+    @property
+    def step(self) -> Estimate:
+        return estimate_difference([sample.step_seconds for sample in self.trials(PLAIN)])
+
+    def saved(self, variant: str, *, than: str = PLAIN) -> Estimate | None:
+        """Estimate what a step takes less than in another variant; None without common rounds."""
+        one, other = (self.by_variant.get(name, {}) for name in (than, variant))
+        rounds = sorted(one.keys() & other.keys())
+        differences = [one[n].step_seconds - other[n].step_seconds for n in rounds]
+        return estimate_difference(differences) if differences else None
+
+    def precise(self, variants: Iterable[str]) -> bool:
+        """True if the intervals of what the variants save are narrow enough."""
+        for name in variants:
+            estimate = self.saved(name)
+            if estimate is None or name == PLAIN:
+                continue
+            if estimate.low is None or estimate.high is None:
+                return False
+            half_width = (estimate.high - estimate.low) / 2
+            if half_width > max(PRECISE * self.step.value, abs(estimate.value) / 10):
+                return False
+        return True
+
+    def late(self) -> tuple[int, Estimate] | None:
+        """Return the rank that takes longest without peers, and how much longer than the others."""
+        samples = self.trials(self.stripped)
+        if not samples or self.world_size == 1:
+            return None
+        ranks = range(self.world_size)
+        rank = max(ranks, key=lambda rank: fmean(s.ranks[rank]["step"] for s in samples))
+        return rank, estimate_difference([sample.excess(rank) for sample in samples])
+
+
+def rows_differ(seen: Iterable[Mapping[str, Any]]) -> bool:
+    """True if ranks or steps had batches of other sizes."""
+    return len({size for rank in seen for size in rank["rows"]}) > 1
+
+
+def rows_vary(seen: Sequence[Mapping[str, Any]]) -> bool:
+    """True if sizes of batches vary by chance: they differ, and no rank has larger ones.
+
+    By Welch's statistic of the ranks with the largest and smallest means.
+    """
+    sizes = sorted((rank["rows"] for rank in seen if len(rank["rows"]) > 1), key=fmean)
+    if len(sizes) < 2 or not rows_differ(seen):
+        return False
+    errors = math.hypot(*(stdev(rows) / math.sqrt(len(rows)) for rows in (sizes[0], sizes[-1])))
+    return fmean(sizes[-1]) - fmean(sizes[0]) <= BY_CHANCE * errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation(Division):
+    """The parts of a script's step on a number of ranks."""
+
+    ranks: int
+    lost: Estimate
+    needed: Part | None
+    """Communication that is no loss: neither is the link thin, nor are there more collectives
+    than gradients need.  None if it is a part, or small."""
+    findings: tuple[str, ...]
+    """Sentences on what counts show of collectives and loaders."""
+    counts: Mapping[str, Any]
+    notes: tuple[str, ...]
+    """Sentences on what could not be taken away, and on disturbed or few trials."""
+
+    @property
+    def all_parts(self) -> tuple[Part, ...]:
+        return (*self.parts, *([self.needed] if self.needed else []))
+
+    @property
+    def computing_seconds(self) -> float:
+        needed_seconds = self.needed.seconds.value if self.needed else 0.0
+        return self.step.value - self.lost.value - needed_seconds
+
+
+def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
+    """Explain a step by what it takes less without each of the chosen interventions' things."""
+    step, seen = samples.step, samples.seen
+    parts, unknown = [], []
+    for name in chosen:
+        saved, kind = samples.saved(name), KINDS[name]
+        if kind == "input" and largest_share(seen, kind) < WORTH_A_TRY:
+            continue  # tried for rows of other sizes: the batches of the warm-up may be shorter
+        if saved is None:
+            unknown.append(kind)
+        else:
+            if kind == "communication" and (waits := samples.saved(EQUAL_ROWS, than=OWN_ROWS)):
+                saved = _without(saved, waits)  # ranks wait in their collectives
+            rank = _rank_at_fault(seen, kind, saved.value / step.value)
+            place = _place(seen[rank or 0], kind)
+            parts.append(Part(kind=kind, seconds=saved, rank=rank, place=place))
+    counts = _counts(samples)
+    more = [*_more_reductions(counts)]
+    needed = next((p for p in parts if p.kind == "communication"), None)
+    if needed is not None and (more or _is_thin(counts, step.value - needed.seconds.value)):
+        needed = None
+    parts = [part for part in parts if part is not needed]
+    code = [*_code(samples)]
+    late = [*_lateness(samples, code)]
+    parts += late
+    # The own code that makes a rank late is told once.
+    explained = {(p.rank, p.phase) for p in late if is_above(p.seconds, LATE * step.value)}
+    parts += [part for part in code if (part.rank, part.kind) not in explained]
+    shown, undecided = shown_and_undecided(parts, step.value)
+    if needed is not None and needed.seconds.value < NOTEWORTHY * step.value:
+        needed = None
+    update = samples.saved(UPDATE)
+    return Explanation(
+        ranks=samples.world_size,
+        step=step,
+        lost=_lost(samples, shown, needed),
+        parts=shown,
+        undecided=undecided,
+        unknown=tuple(unknown),
+        update=update if update is not None and update.value > 0 else None,
+        needed=needed,
+        findings=(*more, *_idle_loader(counts, largest_share(seen, "input"))),
+        counts=counts,
+        notes=tuple(_notes(samples)),
+    )
+
+
+def largest_share(seen: Sequence[Mapping[str, Any]], kind: str) -> float:
+    """Largest share of a rank's time in which the looks saw this kind of part."""
+    return max(float(rank["shares"].get(kind, 0.0)) for rank in seen)
+
+
+def _without(seconds: Estimate, other: Estimate) -> Estimate:
+    """Return the difference of two estimates with independent errors."""
+    shift = max(0.0, other.value)
+    if None in (seconds.low, seconds.high, other.low, other.high):
+        return replace(seconds, value=seconds.value - shift, low=None, high=None)
+    widths = [(e.high - e.low) / 2 for e in (seconds, other)]  # type: ignore[operator]
+    half, value = math.hypot(*widths), seconds.value - shift
+    return replace(seconds, value=value, low=value - half, high=value + half)
+
+
+def _rank_at_fault(seen: Sequence[Mapping[str, Any]], kind: str, share: float) -> int | None:
+    """Return the rank that does most of this, if the others do less than half as much."""
+    if len(seen) < 2 or kind == "communication":
+        return None
+    shares = [rank["shares"].get(kind, 0.0) for rank in seen]
+    most = max(range(len(shares)), key=shares.__getitem__)
+    others = max(shares[:most] + shares[most + 1 :])
+    return most if shares[most] >= share / 2 and others < shares[most] / 2 else None
+
+
+def _place(seen: Mapping[str, Any], kind: str) -> str | None:
+    """Return the line of the script where a thing of this kind is made or called."""
+    if kind == "input" and seen.get("loader", {}).get("place"):
+        return str(seen["loader"]["place"])
+    lines = seen["lines"].get(kind)
+    return str(lines[0][0]) if lines else None
+
+
+def _lateness(samples: Samples, code: Sequence[Part]) -> Iterable[Part]:
+    """Yield what makes a rank late, or that all of them wait for the longest rows of each step."""
+    longest = samples.saved(EQUAL_ROWS, than=OWN_ROWS)
+    if longest is not None:
+        yield Part(kind="late_rank", seconds=longest, lateness="rows", phase="forward")
+    if (late := samples.late()) is None:
+        return
+    rank, excess = late
+    before = (rank - 1) % samples.world_size
+    are_equal = all(seen["rows"] for seen in samples.seen) and not rows_differ(samples.seen)
+    are_equal |= rows_vary(samples.seen)  # then all ranks had those of rank 0
+    tried = samples.trials("places") and (samples.trials("rows") or are_equal)
+    lateness = "own work" if tried else None
+    for variant, cause in (("rows", "rows"), ("places", "place")):
+        swapped = samples.trials(variant)
+        exchanged = (seen["swapped"] for sample in swapped for seen in sample.seen("SwapPlaces"))
+        if swapped and (variant == "rows" or any(exchanged)):
+            moved, stayed = (fmean(s.excess(r) for s in swapped) for r in (before, rank))
+            if moved > excess.value / 2 > stayed:
+                lateness = cause
+    spans = {
+        span: fmean(sample.excess(rank, span) for sample in samples.trials(samples.stripped))
+        for span in (*SPANS, "forward")
+    }
+    phase = max(spans, key=spans.__getitem__)
+    explaining = [p for p in code if p.rank == rank and p.seconds.value > excess.value / 2]
+    if phase == "forward" and explaining:
+        phase = "own_code"  # the time between the passes counts to the forward pass
+    place = _place(samples.seen[rank], LOOKED_AT.get(phase, phase))
+    if lateness != "rows" or longest is None:
+        yield Part(
+            kind="late_rank", seconds=excess, rank=rank, lateness=lateness, phase=phase, place=place
+        )
+
+
+def _code(samples: Samples) -> Iterable[Part]:
+    """Yield the script's own code, of the rank that spends most time there.
+
+    What a line with a print computes stays when nothing is printed, and is own code, too.
+    """
+    seen, step_seconds = samples.seen, samples.step.value
+    kinds = ["own_code"]
+    for kind, name in BETWEEN.items():
+        saved = samples.saved(name)
+        least = largest_share(seen, kind) * step_seconds / 2
+        kinds += [kind] if saved and saved.high is not None and saved.high < least else []
+    shares = [sum(rank["shares"].get(kind, 0.0) for kind in kinds) for rank in seen]
+    most = max(range(len(shares)), key=shares.__getitem__)
+    share, looks = shares[most], seen[most]["looks"]
+    if share >= WATCHED:
+        error = 2 * (share * (1 - share) / looks) ** 0.5
+        low, high = ((share + sign * error) * step_seconds for sign in (-1, 1))
+        seconds = Estimate(value=share * step_seconds, low=low, high=high, n=looks)
+        alone = len(shares) > 1 and share > 2 * max(shares[:most] + shares[most + 1 :])
+        yield Part(
+            kind="own_code", seconds=seconds, known_by="watched", rank=most if alone else None,
+            place=_place(seen[most], max(kinds, key=lambda k: seen[most]["shares"].get(k, 0.0))),
+        )  # fmt: skip
+
+
+def _lost(samples: Samples, parts: Sequence[Part], needed: Part | None) -> Estimate:
+    """Estimate what a step would take less: no less than without one part, no more than all."""
+    if not parts:
+        return NO_LOSS
+    # What the ranks wait for is gone without peers; a late rank's work and own code are not.
+    late = [part for part in parts if part.kind == "late_rank" and part.rank is not None]
+    late_ranks = {part.rank for part in late}
+    watched = [part for part in parts if part.known_by == "watched" and part.rank not in late_ranks]
+    alone = (p.seconds for p in parts if p.known_by != "watched" and p.kind != "late_rank")
+    lost = samples.saved(samples.stripped) or next(alone, NO_LOSS)
+    if needed is not None:
+        lost = _without(lost, needed.seconds)
+    value = lost.value + sum(part.seconds.value for part in (*late, *watched))
+    most = sum(part.seconds.value for part in parts)
+    value = min(max(value, parts[0].seconds.value), most)
+    shift = value - lost.value
+    low, high = (None if end is None else end + shift for end in (lost.low, lost.high))
+    return replace(lost, value=value, low=low, high=high)
+
+
+def _counts(samples: Samples) -> dict[str, Any]:
+    probe, seen = samples.trials(LOOK)[0].result.ranks[0].probe, samples.seen
+    collectives = (probe.collectives if probe else None) or {}
+    fractions = {kind: required_fraction(kind, samples.world_size) for kind in collectives}
+    return {
+        "sent_bytes": sum(
+            (fractions[kind] or 0.0) * record.payload_bytes for kind, record in collectives.items()
+        ),
+        "link_bytes_per_second": seen[0].get("link_bytes_per_second"),
+        "collectives": {kind: record.model_dump() for kind, record in collectives.items()},
+        "trained_tensors": seen[0]["trained_tensors"],
+        "trained_bytes": seen[0]["trained_bytes"],
+        "rows_by_rank": [fmean(rank["rows"]) if rank["rows"] else None for rank in seen],
+        "loader": seen[0].get("loader"),
+    }
+
+
+def _is_thin(counts: Mapping[str, Any], rest_seconds: float) -> bool:
+    """True if the link takes long for a step's messages, or if its rate is not known."""
+    rate = counts["link_bytes_per_second"]
+    return rate is None or counts["sent_bytes"] / rate > THIN * rest_seconds
+
+
+def _more_reductions(counts: Mapping[str, Any]) -> Iterable[str]:
+    """Yield what shows that gradients are reduced more often than they need."""
+    collectives, tensors = counts["collectives"], counts["trained_tensors"]
+    calls = collectives.get("all_reduce", {"calls": 0})["calls"]
+    if calls >= tensors >= 4:
+        yield (
+            f"{calls:.0f} all-reduces a step for {tensors} tensors: DDP, or one flat tensor, takes "
+            "a few"
+        )
+    reductions = (collectives.get(kind) for kind in ("all_reduce", "reduce_scatter"))
+    reduced = sum(record["payload_bytes"] for record in reductions if record)
+    if (size := counts["trained_bytes"]) and reduced > 1.5 * size:
+        yield (
+            f"{reduced / size:.1f} times the gradients are reduced a step: under accumulation, "
+            "no_sync() leaves one reduction"
+        )
+
+
+def _idle_loader(counts: Mapping[str, Any], input_share: float) -> Iterable[str]:
+    loader = counts["loader"]
+    if loader and not loader["workers"] and input_share > WATCHED:
+        yield f"the loader at {loader['place']} has no workers: it loads while the model waits"
+
+
+def _notes(samples: Samples) -> Iterable[str]:
+    for name, reason in samples.failures.items():
+        yield f"{name} could not be taken away: {reason}"
+    every = [s for by_round in samples.by_variant.values() for s in by_round.values()]
+    disturbed = [s.result.disturbed for s in every if s.result.disturbed]
+    if disturbed:
+        yield f"{len(disturbed)} of {len(every)} trials were disturbed: {disturbed[0]}"
+    if (count := len(samples.trials(PLAIN))) <= FEW_ROUNDS:
+        yield f"{counted(count, 'round')} only: the budget is used up"
