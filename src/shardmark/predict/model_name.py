@@ -22,23 +22,24 @@ from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import options_class
 from shardmark.ranks.workloads.configurations import (
     CLASS,
+    CLASSES,
     FRAMES,
     LATENT_PIXELS,
     LATENT_SIZE,
     PREFIX,
     SOUND,
     SOUND_SECONDS,
+    TEXT_TO_TEXT,
     shipped,
     shipped_name,
-    span_corruption_targets,
     stored_configuration,
+    target_tokens,
     text_sizes,
 )
 from shardmark.ranks.workloads.language.options import (
     ATTENTION,
     ENCODERS,
     HUGGING_FACE,
-    OTHER_TASKS,
 )
 from shardmark.ranks.workloads.models import (
     check_model_name,
@@ -286,13 +287,13 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
         sample = f"{kind} of {pixels} x {pixels} as stored latents"
         return NamedModel(workload=task, batch=batch, sample=sample)
     kind = stored.get("model_type", model.removeprefix(PREFIX))
-    if kind in OTHER_TASKS:
+    if kind in CLASSES:
         options: dict[str, Any] = {"model": model}
         sample = "sample"
-        if kind == "t5":
+        if kind in TEXT_TO_TEXT:
             length = sequence_length or 512
             options["sequence_length"] = length
-            sample = f"sample of {length} tokens and {span_corruption_targets(length)} of target"
+            sample = f"sample of {length} tokens and {target_tokens(kind, length)} of target"
         if kind == "whisper":
             options["target_length"] = sequence_length or 448
             sample = f"sample of 30 s, 1500 positions, and {options['target_length']} of text"

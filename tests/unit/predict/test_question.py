@@ -88,6 +88,7 @@ def test_files_of_a_model(tmp_path: Path) -> None:
     [
         ("hf:google-t5/t5-large", None, {"sequence_length": 512}, "512 tokens and 114 of target"),
         ("hf:google-t5/t5-large", 1024, {"sequence_length": 1024}, "1024 tokens and 228 of target"),
+        ("hf:facebook/bart-large", None, {"sequence_length": 512}, "512 tokens and 512 of target"),
         ("hf:openai/whisper-large-v3", None, {"target_length": 448}, "30 s, 1500 positions, and"),
         ("hf:openai/whisper-large-v3", 96, {"target_length": 96}, "and 96 of text"),
     ],

@@ -12,27 +12,16 @@ from torch import Tensor, nn
 from shardmark.base.errors import InputError
 from shardmark.base.system.extras import require
 from shardmark.ranks.workloads.configurations import (
+    CLASSES,
+    CONTRASTIVE,
     SOUND,
     SOUND_SECONDS,
-    span_corruption_targets,
+    TEXT_TO_TEXT,
     stored_configuration,
+    target_tokens,
 )
 from shardmark.ranks.workloads.language.hugging_face import layers
 
-CONTRASTIVE = ("clip", "siglip")
-"""Model types that compare images with texts."""
-CLASSES = {
-    **dict.fromkeys((*CONTRASTIVE, "dinov3_vit"), "AutoModel"),
-    **dict.fromkeys(("dinov2", "vit"), "AutoModelForImageClassification"),
-    **dict.fromkeys(("d_fine", "rt_detr", "rt_detr_v2"), "AutoModelForObjectDetection"),
-    **dict.fromkeys(SOUND, "AutoModelForCTC"),
-    "t5": "AutoModelForSeq2SeqLM",
-    "whisper": "AutoModelForSpeechSeq2Seq",
-}
-"""Class of transformers by model type.  It computes the loss, but that of DINOv3, whose loss here
-is a mean of its features."""
-DECODERS = ("t5", "whisper")
-"""Model types with an encoder and a decoder, whose samples have tokens on both sides."""
 LABELS = 1000
 IMAGE_SIZE = 224
 DETECTED_SIZE = 640
@@ -45,9 +34,10 @@ SAMPLES = 16
 class TransformersModel:
     """Trains a model from its configuration on random inputs, so that only its cost has a meaning.
 
-    `sequence_length` is the number of tokens of T5's input, and `target_length` that of the output
-    of T5 and Whisper: by default what T5's training by span corruption has, and all positions of
-    Whisper.  Other inputs have the length and size that the models were trained with.
+    `sequence_length` is the number of tokens of a text that is encoded, and `target_length` that
+    of one that is decoded: by default what T5's training by span corruption has, all positions of
+    Whisper, and for others as many as are encoded.  Other inputs have the length and size that the
+    models were trained with.
     """
 
     synthetic = True
@@ -66,18 +56,23 @@ class TransformersModel:
             raise InputError(f"model {model}", f"found the type {self._family}", allowed)
         if CLASSES[self._family] == "AutoModelForImageClassification":
             stored["num_labels"] = LABELS
-        if self._family in SOUND:
-            stored["layerdrop"] = 0.0  # a step in which each layer computes
         self._config: Any = AutoConfig.for_model(self._family, **stored)
         self._config.use_cache = False  # a checkpointed layer would compute less the second time
+        for key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
+            setattr(self._config, key, 0.0)  # a step in which each layer computes
         self._tied = stored.get("tie_word_embeddings", True)
         self._length = sequence_length
         most = getattr(self._config, "max_target_positions", None)
-        self._target_length = target_length or most or span_corruption_targets(sequence_length)
-        if most is not None and self._target_length > most:
-            message = f"found {target_length}, {model} has {most} positions"
-            raise InputError("workload.options.target_length", message, f"use at most {most}")
-        if self._family in DECODERS:  # a task of images has no such method
+        self._target_length = target_length or most or target_tokens(self._family, sequence_length)
+        lengths = {"target_length": self._target_length}
+        if self._family in TEXT_TO_TEXT:
+            most = getattr(self._config, "max_position_embeddings", None)
+            lengths = {"sequence_length": sequence_length} | lengths
+        for key, found in lengths.items():
+            if most is not None and found > most:
+                message = f"found {found}, {model} has {most} positions"
+                raise InputError(f"workload.options.{key}", message, f"use at most {most}")
+        if self._config.is_encoder_decoder:  # a task of images has no such method
             encoded = getattr(self._config, "max_source_positions", sequence_length)
             self.tokens = partial(_positions, encoded + self._target_length)
 
@@ -123,7 +118,7 @@ class TransformersModel:
                 "input_ids": _tokens(text.vocab_size, text.max_position_embeddings),
                 "pixel_values": torch.randn(3, picture.image_size, picture.image_size),
             }
-        if self._family == "t5":
+        if self._family in TEXT_TO_TEXT:
             tokens = _tokens(config.vocab_size, self._length)
             return {"input_ids": tokens, **_answer(config.vocab_size, self._target_length)}
         if self._family == "whisper":

@@ -53,8 +53,22 @@ LATENT_PIXELS = 8
 LATENT_SIZE = 128
 """Latents along a side for a model that has no size: images of 1024 pixels."""
 
+TEXT_TO_TEXT = ("bart", "m2m_100", "marian", "mbart", "pegasus", "t5")
+"""Model types of transformers that encode a text and decode another one."""
 SOUND = ("hubert", "wav2vec2")
 """Model types of transformers that write down what is said."""
+CONTRASTIVE = ("clip", "siglip")
+"""Model types that compare images with texts."""
+CLASSES: Mapping[str, str] = {
+    **dict.fromkeys((*CONTRASTIVE, "dinov3_vit"), "AutoModel"),
+    **dict.fromkeys(("dinov2", "vit"), "AutoModelForImageClassification"),
+    **dict.fromkeys(("d_fine", "rt_detr", "rt_detr_v2"), "AutoModelForObjectDetection"),
+    **dict.fromkeys(SOUND, "AutoModelForCTC"),
+    **dict.fromkeys(TEXT_TO_TEXT, "AutoModelForSeq2SeqLM"),
+    "whisper": "AutoModelForSpeechSeq2Seq",
+}
+"""Class of transformers by the type of a model that models no language, or has an encoder as well.
+It computes the loss, but that of DINOv3, whose loss is a mean of its features."""
 SOUND_SECONDS = 10
 """Length of their samples."""
 
@@ -110,12 +124,15 @@ def text_sizes(configuration: Mapping[str, Any]) -> Mapping[str, Any]:
     return sizes
 
 
-def span_corruption_targets(input_tokens: int) -> int:
-    """Tokens of T5's targets for so many of its input, sentinels and the end included.
+def target_tokens(model_type: str, input_tokens: int) -> int:
+    """Tokens of the text that is decoded for so many that are encoded: as many, but for T5.
 
-    Spans of three tokens, 15 % of all, are replaced by a sentinel each.  Source: Raffel and
-    others, J. Machine Learning Research 21 (2020), section 3.1.4.
+    T5 replaces spans of three tokens, 15 % of all, by a sentinel each, and decodes them, the
+    sentinels and the end.  Source: Raffel and others, J. Machine Learning Research 21 (2020),
+    section 3.1.4.
     """
+    if model_type != "t5":
+        return input_tokens
     noise = round(0.15 * (input_tokens - 1) / 0.9)
     return noise + round(noise / 3) + 1
 

@@ -13,16 +13,17 @@ from torch.utils.data import default_collate
 from shardmark.base.errors import InputError
 from shardmark.predict.model_name import named_model
 from shardmark.predict.tasks.diffusers_model import DiffusersModel
-from shardmark.predict.tasks.transformers_model import CLASSES, TransformersModel
+from shardmark.predict.tasks.transformers_model import TransformersModel
 from shardmark.ranks.workloads import build_workload, options
 from shardmark.ranks.workloads.configurations import (
     CLASS,
+    CLASSES,
     NOISE_MODELS,
     shipped,
     stored_configuration,
 )
 from shardmark.ranks.workloads.language.hugging_face import active_parameters
-from shardmark.ranks.workloads.language.options import ENCODERS, OTHER_TASKS
+from shardmark.ranks.workloads.language.options import ENCODERS
 from shardmark.ranks.workloads.language.tokens import token_data
 
 LLAMA = {
@@ -49,8 +50,15 @@ DETECTOR = {
         "out_features": ["stage2", "stage3", "stage4"],
     },
 }
+TRANSLATOR: dict[str, Any] = {
+    **{"vocab_size": 50, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 0},
+    **{"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 12},
+    **{"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2},
+}
 SMALL: dict[str, dict[str, Any]] = {
     "t5": {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
+    **dict.fromkeys(("bart", "m2m_100", "marian", "mbart", "pegasus"), TRANSLATOR),
     "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 56},
     "dinov2": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
     "whisper": {
@@ -153,7 +161,7 @@ def test_there_are_at_least_139_with_every_family() -> None:
     configurations = [entry["configuration"] for entry in shipped().values()]
     kinds = {configuration.get("model_type") for configuration in configurations}
     families = {"llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma", "phi", "gpt2", "gpt_neox"}
-    assert families | set(ENCODERS) | set(OTHER_TASKS) <= kinds
+    assert families | set(ENCODERS) | set(CLASSES) <= kinds
     assert {each[CLASS] for each in configurations if CLASS in each} == {*NOISE_MODELS}
     assert len(shipped()) >= 139
 
@@ -206,6 +214,16 @@ def test_models_of_other_tasks_are_refused_by_language() -> None:
         options({"name": "language", "model": "hf:openai/whisper-small"})
     with pytest.raises(ValueError, match="needs objective: masked"):
         options({"name": "language", "model": "hf:FacebookAI/roberta-base"})
+
+
+def test_a_decoder_is_not_built_without_its_encoder(tmp_path: Path) -> None:
+    """transformers builds the decoder alone as a causal language model."""
+    content = file_of({"model_type": "prophetnet", "vocab_size": 300}, tmp_path)
+    chosen = options(
+        {"name": "language", "model": content, "dataset": "random", "sequence_length": 8}
+    )
+    with pytest.raises(InputError, match="prophetnet has an encoder and a decoder; name a task"):
+        build_workload(chosen, 0).build_model()
 
 
 @pytest.mark.parametrize("kind", ENCODERS)
@@ -264,6 +282,10 @@ def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:
     t5 = TransformersModel(file_of({"model_type": "t5", **SMALL["t5"]}, tmp_path), 20, 5)
     assert t5.tokens(t5.train_data()) == [25] * 16
     assert {len(sample["labels"]) for sample in t5.train_data()} == {5}
+    bart = file_of({"model_type": "bart", **TRANSLATOR}, tmp_path)
+    assert TransformersModel(bart, 12).tokens([{}]) == [12 + 12]
+    with pytest.raises(InputError, match=r"sequence_length: found 13, .* has 12 positions"):
+        TransformersModel(bart, 13)
     model = file_of({"model_type": "whisper", **SMALL["whisper"]}, tmp_path)
     assert TransformersModel(model).tokens([{}]) == [20 + 8]
     with pytest.raises(InputError, match="has 8 positions; use at most 8"):

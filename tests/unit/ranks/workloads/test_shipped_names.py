@@ -112,6 +112,20 @@ TYPED = {
     "Qwen/Qwen-Image": 20.4,
     "HuggingFaceTB/SmolVLM-500M-Instruct": 0.507,
     "llava-hf/llava-1.5-7b-hf": 7.06,
+    # families of before 2024
+    "facebook/opt-1.3b": 1.32,
+    "bigscience/bloomz-7b1": 7.07,
+    "EleutherAI/gpt-j-6B": 6.05,
+    "EleutherAI/gpt-neo-2.7B": 2.65,
+    "01-ai/Yi-1.5-34B-Chat": 34.4,
+    "codellama/CodeLlama-7b-Instruct-hf": 6.74,
+    "deepseek-ai/deepseek-llm-7b-chat": 6.91,
+    "facebook/bart-large-cnn": 0.406,
+    "facebook/nllb-200-distilled-600M": 0.615,
+    "google/mt5-base": 0.582,
+    "albert-base-v2": 0.0112,
+    "google/electra-base-discriminator": 0.11,
+    "mistralai/Ministral-8B-Instruct-2410": 8.02,
 }
 """Names with the published number of parameters, in billions."""
 REFUSED = (

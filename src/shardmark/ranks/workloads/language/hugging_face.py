@@ -66,18 +66,28 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
     }
     try:
         with seeded(seed):
-            if options.has_file and place.is_dir():
+            stored = options.has_file and place.is_dir()
+            config = (
+                transformers.AutoConfig.from_pretrained(place, local_files_only=True)
+                if stored
+                else _configuration(options, data.vocabulary)
+            )
+            if config.is_encoder_decoder:  # the decoder alone would be built
+                problem = f"{config.model_type} has an encoder and a decoder"
+                allowed = "name a task of your own that builds both"
+                raise InputError("workload.model", problem, allowed)
+            if stored:
                 model: nn.Module = auto_class.from_pretrained(
                     place, local_files_only=True, use_safetensors=True, **settings
                 )
                 _check_sizes(options, model.config, data)
             else:
-                config = _configuration(options, data.vocabulary)
                 model = auto_class.from_config(config, **settings)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        reason, _, _ = str(error).partition(".\n")  # a list of all types may follow
         raise InputError(
             "workload.model",
-            f"{options.model} cannot be built: {error}",
+            f"{options.model} cannot be built: {reason}",
             "use options of its configuration, or a folder that save_pretrained has written",
         ) from error
     for config in (model.config, _text(model.config)):

@@ -13,6 +13,7 @@ from shardmark.base.errors import InputError
 from shardmark.base.system.modules import looked_in
 from shardmark.ranks.workloads.configurations import (
     CLASS,
+    CLASSES,
     NOISE_MODELS,
     shipped,
     stored_configuration,
@@ -37,13 +38,11 @@ LANGUAGE_MODELS: dict[str, str] = {
     " transformers with weights from the seed",
 }
 """Description of each model for `list models`, in one line."""
-ENCODERS = ("bert", "deberta-v2", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
-"""Model types of transformers that learn masked tokens."""
-OTHER_TASKS = (
-    *("clip", "d_fine", "dinov2", "dinov3_vit", "hubert", "rt_detr", "rt_detr_v2", "siglip"),
-    *("t5", "vit", "wav2vec2", "whisper"),
+ENCODERS = (
+    *("albert", "bert", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta"),
+    "xlm-roberta",
 )
-"""Model types with a shipped configuration that model no language, or have an encoder as well."""
+"""Model types of transformers that learn masked tokens."""
 EMBEDDED = ("stdlib", "torch-source")
 """Data sets that are part of the installation."""
 WITHOUT_FOLDER = (*EMBEDDED, "random")
@@ -122,7 +121,7 @@ class LanguageOptions(ModelOptions):
                 )
             if is_path and not path.exists():
                 raise ValueError(f"model {name!r}: no such file{looked_in(path)}")
-            if not is_path and _type_of(name) in (*OTHER_TASKS, *NOISE_MODELS):
+            if not is_path and _type_of(name) in (*CLASSES, *NOISE_MODELS):
                 raise ValueError(
                     f"{name} is neither a causal nor a masked language model; `shardmark plan"
                     f" {name}` predicts it, and a task of your own trains it"
