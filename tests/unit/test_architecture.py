@@ -23,10 +23,10 @@ SOURCE = ROOT / "src" / "shardmark"
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_546),
     "compare": (("cli/compare.py",), 69, 11_104),
-    "plan": (("cli/plan.py",), 117, 22_110),
-    "run": (("cli/run.py",), 150, 27_597),
-    "time": (("cli/time.py",), 157, 28_954),
-    "verify": (("cli/verify.py",), 133, 24_734),
+    "plan": (("cli/plan.py",), 117, 22_127),
+    "run": (("cli/run.py",), 150, 27_613),
+    "time": (("cli/time.py",), 157, 28_970),
+    "verify": (("cli/verify.py",), 133, 24_750),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (57, 8_917)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_486
+SOURCE_LINES = 75_507
 SHORT_HELPERS = 196
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
