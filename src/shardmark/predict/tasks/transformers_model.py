@@ -68,9 +68,9 @@ class TransformersModel:
         if self._family in TEXT_TO_TEXT:
             most = getattr(self._config, "max_position_embeddings", None)
             lengths = {"sequence_length": sequence_length} | lengths
-        for key, found in lengths.items():
-            if most is not None and found > most:
-                message = f"found {found}, {model} has {most} positions"
+        for key, length in lengths.items():
+            if most is not None and length > most:
+                message = f"found {length}, {model} has {most} positions"
                 raise InputError(f"workload.options.{key}", message, f"use at most {most}")
         if self._config.is_encoder_decoder:  # a task of images has no such method
             encoded = getattr(self._config, "max_source_positions", sequence_length)
