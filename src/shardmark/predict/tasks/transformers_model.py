@@ -72,7 +72,7 @@ class TransformersModel:
             if most is not None and length > most:
                 message = f"found {length}, {model} has {most} positions"
                 raise InputError(f"workload.options.{key}", message, f"use at most {most}")
-        if self._config.is_encoder_decoder:  # a task of images has no such method
+        if "Seq2Seq" in CLASSES[self._family]:  # a task of images has no such method
             encoded = getattr(self._config, "max_source_positions", sequence_length)
             self.tokens = partial(_positions, encoded + self._target_length)
 

@@ -290,7 +290,8 @@ def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:
     assert TransformersModel(model).tokens([{}]) == [20 + 8]
     with pytest.raises(InputError, match="has 8 positions; use at most 8"):
         TransformersModel(model, target_length=9)
-    assert not hasattr(TransformersModel(file_of({"model_type": "vit"}, tmp_path)), "tokens")
+    for kind in ("vit", "rt_detr"):  # the second has an encoder and a decoder, of images
+        assert not hasattr(TransformersModel(file_of({"model_type": kind}, tmp_path)), "tokens")
 
 
 @pytest.mark.parametrize(
