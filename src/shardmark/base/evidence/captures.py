@@ -35,7 +35,6 @@ MARGIN = 8.0
 
 BLIND = 0.25
 """Largest tolerance, relative to the gradient's norm, that still detects a factor of two."""
-
 TINY = 1e-45
 
 
@@ -173,8 +172,8 @@ def norm(values: Array | float | None) -> float:
 
 def finite_norm(values: Array | float | None) -> float:
     """The 2-norm of the finite elements: infinite ones, as in a mask, would allow any deviation."""
-    array = np.asarray(0.0 if values is None else values, np.float64)
-    return norm(np.where(np.isfinite(array), array, 0.0))
+    size = norm(values)
+    return size if np.isfinite(size) else norm(np.nan_to_num(np.array(values), posinf=0, neginf=0))
 
 
 def deviation(actual: Any, wanted: Any) -> float:
@@ -184,9 +183,11 @@ def deviation(actual: Any, wanted: Any) -> float:
     """
     if actual is None or wanted is None or np.shape(actual) != np.shape(wanted):
         return norm(wanted)
-    one, other = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return norm(np.subtract(one, other, out=np.zeros_like(one), where=~same))
+    with np.errstate(invalid="ignore"):  # infinite elements
+        gap = np.subtract(actual, wanted, dtype=np.float64)
+    if np.isfinite(size := norm(gap)):
+        return size
+    return norm(np.where(np.isclose(actual, wanted, 0, 0, equal_nan=True), 0, gap))
 
 
 def value_of(capture: Capture, quantity: Quantity) -> Any:
@@ -223,8 +224,7 @@ def worst_of(
         change = difference(capture, tolerances.reference, quantity)
         tolerance = tolerances.allowed(*quantity)
         ratio = 0.0 if change == 0 else change / max(tolerance, TINY)
-        if not np.isfinite(ratio):
-            ratio = LARGEST
+        ratio = ratio if np.isfinite(ratio) else LARGEST
         if ratio >= units:
             worst, deviation, allowed, units = location, change, tolerance, ratio
     return Check(

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 from torch._C._autograd import DeviceType  # exported under no public name
+from torch.autograd.profiler import profile
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.profiler import ProfilerActivity, profile
 
 from shardmark.base.recipe import Recipe
 from shardmark.base.results.schema import ProbeRecord
@@ -49,12 +49,13 @@ class HeldSpans:
     """Records the model state before backward and before the update, where a step holds most.
 
     The larger value of each kind counts.  A storage that several kinds share counts for the first
-    of parameters, gradients and optimizer state.
+    of parameters, gradients and optimizer state.  `also` records the same spans.
     """
 
-    def __init__(self, worker: Worker, device: torch.device) -> None:
+    def __init__(self, worker: Worker, device: torch.device, also: Spans | None = None) -> None:
         self._worker = worker
         self._device = device
+        self._also = also or NoSpans()
         self.largest: dict[str, Any] = {}
 
     @contextmanager
@@ -62,7 +63,8 @@ class HeldSpans:
         if name in ("backward", "optimizer"):
             for kind, count in held_bytes(self._worker.held_state(), self._device).items():
                 self.largest[kind] = max(self.largest.get(kind, 0), count)
-        yield
+        with self._also.span(name):
+            yield
 
 
 def held_bytes(state: HeldState, device: torch.device) -> dict[str, Any]:
@@ -88,17 +90,15 @@ def held_bytes(state: HeldState, device: torch.device) -> dict[str, Any]:
 
 
 def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRecord:
-    """Take four steps: for the held state, collectives, and two under the profiler.  Collective.
+    """Take a step for held state and collectives, and two under the profiler.  Collective.
 
     If the ranks communicate once in a round of several steps, each of these steps ends a round, and
     counts and seconds of communication are divided by the steps of a round.
     """
     steps = worker.round_steps()
     worker.end_rounds()
-    spans = HeldSpans(worker, device)
-    take_step(spans)
     with CollectiveCounter() as counter:
-        take_step(counter)
+        take_step(spans := HeldSpans(worker, device, also=counter))
     peak, exposed, reasons = _profiled(worker, take_step, device)
     return ProbeRecord(
         **spans.largest,
@@ -137,12 +137,11 @@ def profile_two_steps(
     A `RuntimeError` of a step is thrown into the generator.
     """
     on_cpu = device.type == "cpu"
-    activities = [ProfilerActivity.CPU]
-    if not on_cpu:
-        activities.append(ProfilerActivity.CUDA)
+    use_device = None if on_cpu else device.type
     reasons = {} if on_cpu else {"peak_memory_bytes": "the CUDA allocator tells it"}
     try:
-        with profile(activities=activities, profile_memory=on_cpu, acc_events=True) as profiled:
+        # `torch.profiler.profile` warns, or makes an object of every event: slower than the steps.
+        with profile(use_device=use_device, profile_memory=on_cpu, use_kineto=True) as profiled:
             yield
             level = live_tensor_bytes("cpu") + untracked_bytes()
             if not on_cpu:
@@ -171,8 +170,7 @@ def exposed_communication_seconds(
     `c10d` calls are gloo's, too.  Computation is all other kernels, or all tensor operators on a
     CPU.  Returns None if the kernels of a GPU were not recorded.
     """
-    assert profiled.profiler is not None
-    results = profiled.profiler.kineto_results
+    results = profiled.kineto_results
     assert results is not None, "the profile has not ended"
     kernels: list[tuple[str, Interval]] = []
     calls: list[tuple[str, Interval]] = []

@@ -12,7 +12,7 @@ from threading import Thread
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 from shardmark.ranks.measure.memory.tensors import (
     CudaPeak,
@@ -57,9 +57,7 @@ def test_live_tensors_are_found_and_counted_once() -> None:
 
 def test_allocator_s_rise_is_the_highest_level_after_the_instant() -> None:
     """Known allocations: 8 MiB before the instant; then 4 MiB, and at most 4 + 2 MiB at once."""
-    with profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profiled:
+    with profile(profile_memory=True, use_kineto=True) as profiled:
         early = torch.empty(2 * MiB)
         since = time.time_ns()
         first = torch.empty(MiB)
@@ -74,9 +72,7 @@ def test_allocator_s_rise_is_the_highest_level_after_the_instant() -> None:
 
 def test_memory_freed_by_other_threads_is_not_counted() -> None:
     """Torch's profiler does not see it: 4 MiB that a thread frees, then 2 MiB."""
-    with profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profiled:
+    with profile(profile_memory=True, use_kineto=True) as profiled:
         since = time.time_ns()
         handed_over = [torch.empty(MiB)]
         thread = Thread(target=handed_over.clear)

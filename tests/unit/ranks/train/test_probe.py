@@ -49,7 +49,7 @@ class Event:
 
 def exposed_milliseconds(*events: Event, since: int = 0, on_cpu: bool) -> float | None:
     results = SimpleNamespace(events=lambda: list(events))
-    profiled: Any = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    profiled: Any = SimpleNamespace(kineto_results=results)
     seconds = exposed_communication_seconds(
         profiled, since_nanoseconds=since * 10**6, on_cpu=on_cpu
     )

@@ -64,9 +64,9 @@ def mean_of(row: Row, metric: str) -> float:
 
 
 def rival_of(ranking: Ranking[Row]) -> Row | None:
-    """Return the best row of another strategy, else the second row."""
-    foreign = [row for row in ranking.rivals if row.label != ranking.row.label]
-    return next(iter(foreign or ranking.rivals), None)
+    """Return the best row that is not too close to tell, of another strategy if there is one."""
+    rest = [row for row in ranking.rivals if row not in ranking.close]
+    return next((row for row in rest if row.label != ranking.row.label), next(iter(rest), None))
 
 
 def times_better(row: Row, other: Row, metric: str) -> Estimate | None:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from shardmark.ranks.measure.kernel_files import cgroup_limits
 
 if TYPE_CHECKING:
-    from torch.profiler import profile
+    from torch.autograd.profiler import profile
 
 
 class CudaPeak:
@@ -169,7 +169,7 @@ def allocator_rise_bytes(profiled: profile, *, since_nanoseconds: int) -> int:
 
 def _blocks(profiled: profile) -> Iterator[tuple[int, int, int, int]]:
     """Yield instant, size (negative for a release), address, and end of the outermost operation."""
-    results = profiled.profiler.kineto_results if profiled.profiler is not None else None
+    results = profiled.kineto_results
     assert results is not None, "the profile has not ended"
     for outermost in results.experimental_event_tree():
         waiting: list[Any] = [outermost]

@@ -160,7 +160,10 @@ def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
     [
         ([SINGLE, DDP, replace(DDP, world_size=4, rates=(300, 301, 302))], "fastest", "ddp",
          "ddp on 4 ranks, 301 samples/s (single on 1 rank 100, 0.33x)"),
-        ([DDP, replace(FSDP, rates=(179, 183, 180))], "fastest", None, "ddp or fsdp (tie)"),
+        ([DDP, replace(FSDP, rates=(179, 183, 180))], "fastest", None,
+         "ddp or fsdp (tie), 181 samples/s"),
+        ([SINGLE, DDP, replace(FSDP, rates=(179, 183, 180))], "fastest", None,
+         "ddp or fsdp (tie), 181 samples/s (single 100, 0.55x)"),
         ([DDP, replace(FSDP, rates=(120, 230, 130))], "fastest", None,
          "fsdp (not distinguishable)"),
         ([DDP, ASYNC], "fastest", "ddp", "ps-async 240 trains differently"),
@@ -170,9 +173,9 @@ def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
         ([FSDP, replace(DDP, outcome=Outcome.OUT_OF_MEMORY)], "memory", "fsdp",
          "out of memory: ddp on 2 ranks"),
     ],
-    ids=["several sizes", "a tie has no winner", "noise is no tie", "another training does not win",
-         "another training is named", "what a winner computes otherwise", "whose definition",
-         "who ran out of memory"],
+    ids=["several sizes", "a tie has no winner", "the runner-up is not tied", "noise is no tie",
+         "another training does not win", "another training is named",
+         "what a winner computes otherwise", "whose definition", "who ran out of memory"],
 )  # fmt: skip
 def test_answers_name_what_matters(
     tmp_path: Path, cells: list[Cell], question: str, strategy: str | None, said: str
