@@ -101,6 +101,14 @@ def test_the_rank_that_waits_for_none_is_late(
     assert "ddp on 3 ranks: the others wait for rank 2." in present(parts_table(comparison)).notes
 
 
+def test_what_the_repeats_leave_open_is_named(tmp_path: Path) -> None:
+    """The mean step takes 240, 880 and 57 ms longer than the median one."""
+    metrics = SPANS | {"exposed_communication_seconds": 0.0}
+    made = Cell(strategy="ddp", world_size=2, rates=(100.0, 50.0, 140.0), metrics=metrics)
+    notes = present(parts_table(compared(tmp_path, [made]))).notes
+    assert notes == (f"Computing holds what these repeats do not decide: {NAMES['slow_steps']}.",)
+
+
 @pytest.mark.parametrize(("phase", "known"), [("backward", True), ("update", False)])
 def test_the_update_is_known_where_it_calls_no_collective(
     tmp_path: Path, phase: str, known: bool

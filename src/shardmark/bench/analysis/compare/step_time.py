@@ -44,13 +44,9 @@ def division_of(row: Row) -> Division | None:
     step, update = estimates.pop("step"), estimates.pop("update", None)
     if update is not None and not is_above(update, NOTEWORTHY * step.value):
         update = None
+    ranks = {"late_rank": late}
     parts = [
-        Part(
-            kind=kind,
-            seconds=seconds,
-            known_by="measured",
-            rank=late if kind == "late_rank" else None,
-        )
+        Part(kind=kind, seconds=seconds, known_by="measured", rank=ranks.get(kind))
         for kind, seconds in estimates.items()
         if seconds.value
     ]

@@ -157,9 +157,12 @@ def parts_table(comparison: Comparison) -> Table | None:
         for part in division.parts
         if part.rank is not None
     ]
-    unknown = dict.fromkeys(NAMES[kind] for one in divisions for kind in one.unknown)
-    if unknown:
-        notes.append(f"Computing holds what was not measured: {listed([*unknown])}.")
+    unknown = [kind for one in divisions for kind in one.unknown]
+    undecided = [part.kind for one in divisions for part in one.undecided]
+    reasons = {"was not measured": unknown, "these repeats do not decide": undecided}
+    for reason, kinds in reasons.items():
+        if names := dict.fromkeys(NAMES[kind] for kind in kinds):
+            notes.append(f"Computing holds what {reason}: {listed([*names])}.")
     return table_by_row("Where a step's time goes", divided, _columns(divisions), notes)
 
 
