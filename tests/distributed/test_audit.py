@@ -12,6 +12,7 @@ import shardmark.testing
 from shardmark.audit.script import audit_script
 from shardmark.base.errors import InputError
 from shardmark.cli import main
+from shardmark.scripts.command import parse_command
 from tests.json_fields import problems_of
 from tests.zoo.cases import CASES
 from tests.zoo.forked import start_forked
@@ -104,3 +105,55 @@ def test_a_training_that_cannot_be_audited_is_refused(
     path.write_text("import torch\ntorch.distributed.init_process_group('gloo')\n" + training)
     assert main(["audit", *TORCHRUN, str(path)]) == 2
     assert reason in capsys.readouterr().out
+
+
+OWN_RANKS = """
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def train(rank, ranks, divided):
+    meeting = "file://" + os.path.abspath("meeting")
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(64, 8), torch.randn(64, 2))
+    for inputs, targets in DataLoader(data, 4, sampler=DistributedSampler(data)):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        (loss / ranks if divided else loss).backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    ranks, divided = int(sys.argv[1]), "divided" in sys.argv
+    if "spawned" in sys.argv:
+        mp.spawn(train, args=(ranks, divided), nprocs=ranks)
+    else:
+        processes = [mp.Process(target=train, args=(rank, ranks, divided)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "finding"), [("spawned", ""), ("forked divided", "averaged_twice")]
+)
+def test_a_script_that_starts_its_ranks_gets_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, finding: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(OWN_RANKS)
+    report = audit_script(parse_command(f"python train.py {{ranks}} {start}"), ranks=2)
+    assert report.same is not bool(finding), report.answer
+    assert [found.name for found in report.findings] == [finding] * bool(finding)
+    assert report.method.startswith("replay")

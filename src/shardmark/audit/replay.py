@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardmark.scripts.batches import joined, padding_of
+from shardmark.scripts.batches import checksum, joined, padding_of
 from shardmark.scripts.draws import OF_MODEL
 from shardmark.scripts.full_tensors import is_a, set_parameters
 from shardmark.scripts.observer import Observer, trained_parameters
@@ -112,6 +112,9 @@ class ReplayObserver(Observer):
         for optimizers in [[engine]] if engine is not None else candidates:
             parameters = [p for optimizer in optimizers for p in trained_parameters(optimizer)]
             if len(parameters) == len(self._first_weights):
+                initial = [] if self.plan.perturbed or engine else self._first.initial
+                if None not in initial and initial == [checksum(p) for p in parameters]:
+                    return  # they are what the ranks began with, and may change until the step
                 set_parameters(parameters, self._first_weights, deepspeed=engine is not None)
                 return
 
@@ -251,8 +254,10 @@ class ReplayObserver(Observer):
                 together = torch.cat(parts, dimension)
                 if together.shape == value.shape:
                     return together
-            if may_grow and value.dim() and parts[0].shape == value.shape:
-                self.record.grown = True
+            alone = count == 1 and not self.plan.guided  # a rank's samples, which may be fewer
+            grows = may_grow and value.dim() and parts[0].shape[1:] == value.shape[1:]
+            if grows and (alone or parts[0].shape == value.shape):
+                self.record.grown |= count > 1
                 return torch.cat(parts)
             of_all = value.dim() > 1 and sum(map(len, parts)) == len(value)
             if of_all and not self.record.padded_left:

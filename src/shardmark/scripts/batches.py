@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor
+from torch.func import debug_unwrap
 
 IGNORED = -100
 """Target that torch's loss functions ignore."""
@@ -125,7 +126,7 @@ def leaves(batch: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     for leaf in pytree.tree_leaves(batch):
         if isinstance(leaf, Tensor):
-            tensors += [leaf.detach()] if leaf.dim() else []
+            tensors += [debug_unwrap(leaf).detach()] if leaf.dim() else []
         elif isinstance(leaf, Mapping) or isinstance(getattr(leaf, "data", None), dict):
             tensors += leaves(dict(leaf if isinstance(leaf, Mapping) else leaf.data))
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
@@ -137,7 +138,7 @@ def row_checksums(tensor: Tensor) -> Tensor:
     """A number for each row, shape (rows,), in fp64; equal rows have equal numbers."""
     rows = tensor.detach().to("cpu", torch.float64).reshape(len(tensor), -1)
     places = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64)
-    return rows @ torch.cos(places)
+    return debug_unwrap(rows @ torch.cos(places))  # torch.func wraps it
 
 
 def checksum(tensor: Tensor) -> float:

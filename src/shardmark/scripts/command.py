@@ -38,6 +38,8 @@ FLAGS = {"--standalone"}
 """Options among them without a value."""
 
 TORCHRUN = ("-m", "torch.distributed.run")
+RANKS = "{ranks}"
+"""Stands in a command for the number of ranks."""
 MULTI_GPU = {"--multi_gpu", "--multi-gpu"}
 """Option of accelerate, which refuses it for one process; with `--cpu` it starts one process."""
 
@@ -106,11 +108,19 @@ class ScriptCommand:
     def text(self) -> str:
         return shlex.join(self.script)
 
+    @property
+    def names_ranks(self) -> bool:
+        """True if the command says how many ranks the script starts itself, or divides by."""
+        return any(RANKS in word for word in (*self.words, *self.script))
+
     def with_ranks(self, ranks: int) -> list[str]:
         """Words that start the script on a number of ranks of this machine."""
+        return [word.replace(RANKS, str(ranks)) for word in self._launched(ranks)]
+
+    def _launched(self, ranks: int) -> list[str]:
         if self.launcher == "python":
-            python = self.words or (sys.executable,)
-            return [*python, *TORCHRUN, *_meeting("torchrun", ranks), *self.script]
+            launcher = [] if self.names_ranks else [*TORCHRUN, *_meeting("torchrun", ranks)]
+            return [*(self.words or (sys.executable,)), *launcher, *self.script]
         if "--cpu" in self.words or (ranks == 1 and MULTI_GPU & {*self.words}):  # one process
             words = [word for word in self.words if word not in MULTI_GPU]
             start = [sys.executable, *TORCHRUN, *_meeting("torchrun", ranks), "--no-python"]
@@ -312,9 +322,10 @@ def _meeting(launcher: str, ranks: int) -> list[str]:
     return [*meeting, option, str(ranks)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a free port of this machine."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import debug_unwrap
 from torch.nn import functional
 from torch.nn.modules import module as global_hooks
 from torch.optim import optimizer as optimizers
@@ -51,6 +52,9 @@ LIGHTNING = {
 }
 """Classes by module that get the argument `devices` of a Trainer or of Fabric."""
 
+LAUNCHED = "SHARDMARK_RANK_PROCESS"
+"""Variable with the process that a launcher started, until it is in a process group."""
+
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
@@ -63,7 +67,7 @@ def install() -> None:
         intervention.install()
     for watch in (
         *(_watch_modules, _watch_backward, _watch_optimizers, _watch_losses, _watch_clipping),
-        *(_watch_scalers, _watch_loaders, _watch_collectives, _refuse_spawn, watch_exit),
+        *(_watch_scalers, _watch_loaders, _watch_collectives, _refuse_own_ranks, watch_exit),
     ):
         watch(observer)
     _set_devices_of_lightning()
@@ -170,7 +174,7 @@ def watch_deepspeed(observer: Observer, engine: type) -> None:
 def _watch_losses(observer: Observer) -> None:
     def loss(original: Any, *args: Any, **kwargs: Any) -> Tensor:
         value: Tensor = original(*args, **kwargs)
-        if value.requires_grad:
+        if value.requires_grad and debug_unwrap(value) is value:  # torch.func has no numbers yet
             named = inspect.signature(original).bind(*args, **kwargs).arguments
             target = list(named.values())[1]
             plain = (float, int, str)
@@ -279,19 +283,23 @@ def _set_devices_of_lightning() -> None:
     sys.meta_path.insert(0, AfterImport({**calls}))
 
 
-def _refuse_spawn(observer: Observer) -> None:
-    """Refuse a rank that starts ranks itself: their number does not follow from the launcher."""
+def _refuse_own_ranks(observer: Observer) -> None:
+    """Refuse ranks that a rank of the launcher starts: their number does not follow from it."""
+    if "RANK" in os.environ:
+        os.environ.setdefault(LAUNCHED, str(os.getpid()))
 
-    def spawn(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if "RANK" not in os.environ:
+    def join(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get(LAUNCHED, str(os.getpid())) == str(os.getpid()):
+            os.environ.pop(LAUNCHED, None)  # its children may join groups of their own
             return original(*args, **kwargs)
+        observer._process = os.getpid()
         observer.record.refusal = (
-            "the script starts its ranks itself (torch.multiprocessing.spawn); let it take rank "
-            "and world size from the environment, and start it by torchrun"
+            "the script starts its ranks itself: write {ranks} in the command for their number, as "
+            "in `python train.py --world-size {ranks}`"
         )
         return observer.finish()
 
-    replace(torch.multiprocessing, "spawn", spawn)
+    replace(torch.distributed, "init_process_group", join)
 
 
 def watch_exit(observer: Observer) -> None:

@@ -84,13 +84,18 @@ def starter(folder: Path, *, writes_are_fine: bool) -> Iterator[Start]:
                 owned=owned,
                 revision=plan.revision,
             )
-            process = RankProcess.recorded(plan) if ranks == 1 and not plan.guided else None
+            forks = ranks == 1 and not plan.guided and not command.names_ranks
+            process = RankProcess.recorded(plan) if forks else None
             if process is not None and process.can_be_forked:
                 return start_fork(partial(process.run_alone, plan), log, protection)
             variables = {**TRACKERS_OFF, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
             if not EXTENSIONS.is_dir():
                 variables["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
             variables |= {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
+            if command.names_ranks:  # the script may start one for each GPU that it sees
+                numbers = ",".join(map(str, range(ranks)))
+                devices = os.environ.get("CUDA_VISIBLE_DEVICES", numbers).split(",")[:ranks]
+                variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
             environment = hooked_environment(HOOKS, {**variables, **plan.variables()})
             return start_words(command.with_ranks(ranks), environment, log, protection)
 
@@ -123,6 +128,12 @@ def read_records(
     )
     paths = [rank_file(plan.directory, rank) for rank in range(ranks)]
     records = [Record.load(path) for path in paths if path.is_file()]
+    if others := {record.ranks for record in records if record.joined} - {ranks}:
+        raise InputError(
+            place,
+            f"the script trains on {counted(max(others), 'rank')}, and was to on {ranks}",
+            "write {ranks} where its command has their number, as in `python train.py -n {ranks}`",
+        )
     idle = sorted({*range(ranks)} - {record.rank for record in records if record.steps})
     if idle and is_full:
         raise InputError(
@@ -156,7 +167,10 @@ def _remedy_for_idle_ranks(records: Sequence[Record], ranks: int, *, failed: boo
         )
     if failed:
         return "mend that error first"
-    return f"every one of {ranks} ranks must train" if ranks > 1 else "let it train in one process"
+    if ranks == 1:
+        return "let it train in one process"
+    starts = "a script that starts them itself needs {ranks} in its command for their number"
+    return f"each of {ranks} ranks must train; {starts}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, is_tensor, nn
+from torch.func import debug_unwrap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.scripts import hooks
@@ -102,8 +103,7 @@ class Observer:
         self.plan = plan
         self.record = Record(rank=0, ranks=1)
         self.optimizers: list[weakref.ref[Any]] = []
-        self.scale = 1.0
-        self.unscaled = False
+        self.scale, self.unscaled = 1.0, False
         self._batches: list[list[Any]] = []
         self._orders: list[Order] = []
         self._order = Order(Loader(batch_size=None))
@@ -137,14 +137,15 @@ class Observer:
         self._parameters: list[Tensor] = []
         self._start: list[Tensor] = []
         """Full parameters before the first step, of a rank whose values a replay starts from."""
-        self._with_gradient: dict[int, str] = {}
+        self._initial: dict[int, float] = {}
+        """Checksums of parameters before the first forward pass of their model, by id."""
+        self._unowned: dict[int, tuple[str, Tensor, float]] = {}
+        """Name, tensor and checksum of parameters with a gradient that no optimizer has, by id."""
         self._model_buffers = False
         self._buffers_of_losses: dict[int, dict[str, Tensor]] = {}
-        self._process = os.getpid()
-        self._written = False
+        self._process, self._written = os.getpid(), False
         self._clipped: list[dict[int, Tensor | None]] = []
-        self._drawn_bytes = 0
-        self._busy = False
+        self._drawn_bytes, self._busy = 0, False
         atexit.register(self.write)
         if plan.deterministic:
             _seed()
@@ -188,6 +189,8 @@ class Observer:
             if self.plan.deterministic:
                 _without_dropout(module)
             self.record.dropout |= _dropout(module)
+            dense = [p for p in module.parameters() if not is_distributed_tensor(p)]
+            self._initial |= {id(p): checksum(p) for p in dense if p.requires_grad}
             self._module_names |= {id(m): plain_name(name) for name, m in module.named_modules()}
         for name, parameter in module.named_parameters():
             owner, _, leaf = name.rpartition(".")
@@ -206,7 +209,7 @@ class Observer:
             self.record.every = sampling_of(elements)
         recorded_bytes = 4 * elements * (1 + ranks * (3 * self.plan.steps + 4) / self.record.every)
         for place, free_bytes in (
-            (f"on the disk of {self.plan.directory}", _free_bytes(self.plan.directory)),
+            (f"on the disk of {self.plan.directory}", shutil.disk_usage(self.plan.directory).free),
             ("of memory", _available_bytes()),
         ):
             if recorded_bytes > free_bytes:
@@ -274,8 +277,8 @@ class Observer:
     # Backward passes
 
     def _watch_gradient(self, module: nn.Module, name: str, parameter: Tensor) -> None:
-        if id(parameter) in self._hooked:
-            return
+        if id(parameter) in self._hooked or debug_unwrap(parameter) is not parameter:
+            return  # the parameter of a transformed function (torch.func) ends with its call
         self._hooked[id(parameter)] = parameter
         self.record.gradient_hooks |= bool(parameter._backward_hooks)
         key = (id(module), name)
@@ -400,7 +403,7 @@ class Observer:
             self._step.sizes += [_size(inside)] if self._step.sizes else []
             return
         again = self._in_step is optimizer  # a closure that computes the gradient
-        self._in_step = optimizer
+        self._in_step, self._process = optimizer, os.getpid()  # a script may fork its ranks
         with self._recording():
             self.record.joined |= dist.is_available() and dist.is_initialized()
             number = self._number_of(optimizer)
@@ -440,17 +443,21 @@ class Observer:
                 for n, value in enumerate(values, chosen.start):
                     if not torch.equal(value, self._last_steps[number].after[n]):
                         step.moved[n] = checksum(value)
-            numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
-            for micro, gradients in zip(step.micros, self._locals_of_micros, strict=True):
-                for key, gradient in gradients.items():
-                    parameter = self._places[key]._parameters.get(key[1])
-                    position = numbers.get(id(parameter))
-                    if position is not None:
-                        micro.gradients[position] = gradient
+            step.in_backward |= self.in_backward
+            self._number_gradients()
             for clip, gradients_by_id in zip(step.clips, self._clipped, strict=False):
                 clip.gradients = [
                     gradients_by_id.get(id(parameter)) for parameter in self._parameters
                 ]
+
+    def _number_gradients(self) -> None:
+        """Give the micro-batches of this step their gradients, by parameters of the optimizers."""
+        numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
+        for micro, gradients in zip(self._step.micros, self._locals_of_micros, strict=True):
+            for key, gradient in gradients.items():
+                position = numbers.get(id(self._places[key]._parameters.get(key[1])))
+                if position is not None:
+                    micro.gradients[position] = gradient
 
     def after_step(self, optimizer: Any) -> None:
         if self._skips(optimizer):
@@ -477,7 +484,7 @@ class Observer:
             self.record.optimizer_facts[number].state_types = _state_types(inner)
         self._stepped.add(number)
         alone = not self._parts and sum(ref() is not None for ref in self.optimizers) <= 1
-        if alone or self._stepped in self._parts:
+        if not self.in_backward and (alone or self._stepped in self._parts):
             self._end_step()
 
     def begin_step(self) -> None:
@@ -512,12 +519,10 @@ class Observer:
     def _close_step(self) -> None:
         if not self._stepped:
             return
+        if self._step.in_backward:
+            self._number_gradients()
         if not self.record.steps:
             self._find_twins()
-            numbered = set(map(id, self._parameters))
-            self.record.orphans = [
-                name for key, name in self._with_gradient.items() if key not in numbered
-            ]
         if self._stepped not in self._parts:
             if any(self._stepped & part for part in self._parts):
                 self.record.refusal = (
@@ -617,18 +622,20 @@ class Observer:
             (value,) = full_parameters([parameter], deepspeed=deepspeed)
             self.record.before.append(sampled(value, self.record.every).clone())
             self.record.start.append(checksum(value))
+            self.record.initial.append(self._initial.get(id(parameter)))
             self.record.shapes.append(tuple(value.shape))
             if not self.plan.replays and (self.record.flat_slices or _rank() == 0):
                 self._start.append(value)
         states = [] if deepspeed else [s for s in optimizer.state.values() if isinstance(s, dict)]
         steps = [int(state.get("step", 1)) for state in states if state]
         self.record.resumed_at = max([self.record.resumed_at, *steps])
-        if not self._with_gradient and not self.record.flat_slices and not deepspeed:
-            self._with_gradient = {
-                id(parameter): plain_name(name)
+        if not self._unowned and not self.record.flat_slices and not deepspeed:
+            owned = set(map(id, self._parameters))
+            self._unowned = {
+                id(parameter): (plain_name(name), parameter, checksum(_local(parameter)))
                 for root in self._roots[:1]
                 for name, parameter in root.named_parameters()
-                if parameter.grad is not None
+                if parameter.grad is not None and id(parameter) not in owned
             }
         return len(self._stepping) - 1
 
@@ -751,6 +758,10 @@ class Observer:
             self.record.totals += [value for value in values if isinstance(value, int) and value]
         if self._roots and self.record.steps:
             self.record.frozen = self._frozen()
+            numbered = set(map(id, self._parameters))
+            orphans = [facts for key, facts in self._unowned.items() if key not in numbered]
+            unchanged = [name for name, value, old in orphans if checksum(_local(value)) == old]
+            self.record.orphans, self.record.copies = unchanged, len(unchanged) < len(orphans)
             # Sharded parameters leave tensors without memory behind, which must not be read.
             replicated = not {"FSDP1", "FSDP2", "DeepSpeed"} & {*self.record.frameworks}
             averages = replicated and not self.plan.replays and len(self._parts) == 1
@@ -781,6 +792,7 @@ class Observer:
             [*range(len(self._parameters))],
             *([numbers[id(p)] for p in r.parameters() if id(p) in numbers] for r in self._roots),
         ]
+        orders = [order for order in orders if len(order) == len(numbers)]
         shapes = [[self.record.shapes[n] for n in order] for order in orders]
         for value in gc.get_objects():
             kind = type(value)
@@ -818,6 +830,12 @@ class Observer:
         os._exit(0)
 
 
+def _local(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor."""
+    value = tensor.detach()
+    return value.to_local() if is_distributed_tensor(value) else value  # type: ignore[attr-defined]
+
+
 def _size(gradients: Iterable[Tensor | None]) -> tuple[float, int]:
     """Norm of gradients together, and the number of their elements."""
     present = [gradient for gradient in gradients if gradient is not None]
@@ -845,12 +863,6 @@ def _rank() -> int:
 def _ranks() -> int:
     joined = dist.is_available() and dist.is_initialized()
     return dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _free_bytes(folder: str) -> float:
-    with suppress(OSError):
-        return shutil.disk_usage(folder).free
-    return math.inf
 
 
 def _available_bytes() -> float:

@@ -141,6 +141,8 @@ class Step:
     """True if the optimizer's state is empty, although the step before left one."""
     evaluations: int = 0
     """Number of times that the optimizer computed the gradient."""
+    in_backward: bool = False
+    """True if an optimizer stepped inside of a backward pass, as hooks on gradients do."""
     micros: list[Micro] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -253,6 +255,9 @@ class Record:
     """Parameters before the first step."""
     start: list[float] = field(default_factory=list)
     """Checksum of each full parameter before the first step."""
+    initial: list[float | None] = field(default_factory=list)
+    """Checksum of each full parameter before the first forward pass, from which a script may change
+    it until the step, as by a weight decay of its own; None for shards."""
     steps: list[Step] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     calls: dict[str, list[float]] = field(default_factory=dict)
@@ -282,7 +287,9 @@ class Record:
     twins: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of parameters of different modules with equal values at the start."""
     orphans: list[str] = field(default_factory=list)
-    """Parameters with a gradient that the optimizer does not have."""
+    """Parameters with a gradient that no optimizer has, and that do not change."""
+    copies: bool = False
+    """True if others change: the optimizer has copies of them, as masters in fp32."""
     frozen: list[str] = field(default_factory=list)
     """Parameters of the model that no optimizer has."""
     dropout: dict[str, float] = field(default_factory=dict)

@@ -47,6 +47,17 @@ from tests.programs import output_of
             None,
             "python -u -m torch.distributed.run --standalone --nproc-per-node 1 t.py --lr 1",
         ),
+        ("python t.py -n {ranks}", None, "python t.py -n 1"),
+        (
+            "env RANKS={ranks} python -u -m t",
+            None,
+            "env RANKS=1 python -u -m t",
+        ),
+        (
+            "torchrun t.py --shards={ranks}",
+            None,
+            "torchrun --standalone --nproc-per-node 1 t.py --shards=1",
+        ),
         (
             "torchrun --nproc-per-node=gpu t.py",
             None,

@@ -411,7 +411,7 @@ def test_a_sampled_record_is_a_part_of_the_full_one(
 def test_records_without_room_are_refused_before_the_first_step(
     observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardmark.scripts.observer._free_bytes", lambda _: 1000)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     observer.before_module(nn.Linear(4, 8))
     assert "are free on the disk of" in observer.record.refusal
     assert "TMPDIR" in observer.record.refusal

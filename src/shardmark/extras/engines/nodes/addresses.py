@@ -79,11 +79,3 @@ def interface_variables(interface: str | None, address: str) -> dict[str, str]:
     name = interface or interface_of(address)
     variables = () if name is None else INTERFACE_VARIABLES
     return {variable: str(name) for variable in variables if variable not in os.environ}
-
-
-def free_port(address: str) -> int:
-    """Return a free port of this machine."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])

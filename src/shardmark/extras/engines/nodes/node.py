@@ -35,7 +35,7 @@ from shardmark.bench.launch.engine import Task, library_versions
 from shardmark.bench.launch.local.fork_server import ForkServer
 from shardmark.bench.launch.outcome import kernel_oom_kills
 from shardmark.bench.launch.trial_artifacts import NODE_SAMPLES, RankSampler, process_ends
-from shardmark.extras.engines.nodes.addresses import free_port, interface_variables
+from shardmark.extras.engines.nodes.addresses import interface_variables
 from shardmark.extras.engines.nodes.protocol import (
     AuthenticationError,
     Channel,
@@ -49,6 +49,7 @@ from shardmark.extras.engines.nodes.protocol import (
 )
 from shardmark.ranks.measure.system.environment import environment
 from shardmark.ranks.trial import Trial
+from shardmark.scripts.command import free_port
 
 TICK_SECONDS = 0.2
 RETRY_SECONDS = 0.5
