@@ -253,6 +253,40 @@ def step(inputs, targets):
     loss(critic(made), torch.ones(len(made), 1)).backward()
     optimizer.step()
 """,
+    "an optimizer that has copies of the parameters": """
+network = nn.Linear(8, 2)
+copies = [nn.Parameter(parameter.detach().clone()) for parameter in network.parameters()]
+model = nn.parallel.DistributedDataParallel(network)
+optimizer = torch.optim.SGD(copies, lr=0.1)
+
+def step(inputs, targets):
+    model.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    for copy, parameter in zip(copies, network.parameters()):
+        copy.grad = parameter.grad.clone()
+    optimizer.step()
+    for copy, parameter in zip(copies, network.parameters()):
+        parameter.data.copy_(copy)
+""",
+    "gradients of each sample by torch.func": """
+from torch.func import functional_call, grad, vmap
+
+model = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loss_of(parameters, inputs, targets):
+    return nn.functional.mse_loss(functional_call(model, parameters, inputs[None]), targets[None])
+
+def step(inputs, targets):
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    of_samples = vmap(grad(loss_of), in_dims=(None, 0, 0))(parameters, inputs, targets)
+    for name, parameter in model.named_parameters():
+        size = of_samples[name].flatten(1).norm(dim=1).view(-1, *[1] * parameter.dim())
+        parameter.grad = (of_samples[name] / (1 + size)).mean(0)
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= torch.distributed.get_world_size()
+    optimizer.step()
+""",
     "samples that are mixed with others of their rank's batch": """
 import random
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 3))
@@ -301,6 +335,34 @@ def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> 
     path.write_text(LOOP.format(parts=HABITS[habit]))
     report = audited(str(path))
     assert report.same is True, report.answer
+
+
+SHARDED_BY_HAND = """
+model = nn.Linear(8, 2)
+rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+shard = nn.Parameter(weights.chunk(ranks)[rank].clone())
+optimizer = torch.optim.SGD([shard], lr=0.1)
+
+def step(inputs, targets):
+    model.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    torch.distributed.all_reduce(gradient)
+    shard.grad = gradient.chunk(ranks)[rank] / ranks
+    optimizer.step()
+    torch.distributed.all_gather(list(weights.chunk(ranks)), shard.detach())
+    model.weight.data.copy_(weights[:16].view(2, 8))
+    model.bias.data.copy_(weights[16:])
+"""
+
+
+def test_a_zero_that_is_written_by_hand_cannot_be_told(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(parts=SHARDED_BY_HAND))
+    report = audited(str(path))
+    assert report.same is None
+    assert "copies of other parameters" in report.answer
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def refusal_of(records: Sequence[Record]) -> str:
     refusal = next((record.refusal for record in records if record.refusal), "")
     if not refusal and any(record.names != records[0].names for record in records):
         return "the ranks train different parameters (pipeline or expert parallel)"
+    if not refusal and any(r.copies and r.start != records[0].start for r in records):
+        return "each rank's optimizer has copies of other parameters, as of a ZeRO written by hand"
     return refusal
 
 
@@ -188,7 +190,7 @@ class Runs:
                 code = run.wait(self.seconds)
                 path = rank_file(plan.directory, 0)
                 record = Record.load(path) if path.is_file() else None
-                usable = record is not None and bool(record.steps)
+                usable = record is not None and bool(record.steps) and record.ranks == 1
                 if (
                     not usable
                     and len(plans) > 1
@@ -199,6 +201,8 @@ class Runs:
                     failure = f"ends with {run.error()}"
                     if filled_disk(Path(plan.directory)):
                         failure = "fills the disk of TMPDIR"
+                    elif record is not None and record.ranks > 1:
+                        failure = f"starts {record.ranks} ranks"
                     elif code is None:
                         failure = f"does not take {plan.steps} steps in {self.seconds:g} s"
                     elif run.error() == NO_OUTPUT:
@@ -365,6 +369,8 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         finding = causes.of_gradient(seen)
         buffers = {"buffers_differ"} & {*runs.accepted, *(other.name for other in findings)}
         unclear = buffers or _order_matters(records, replay)
+        if any(other.name == "buffers_differ" for other in findings) and finding is not None:
+            finding = None if finding.name == "uneven_weights" else finding
         if unclear and (finding is None or finding.name == "whole_batch_loss"):
             # The ranks' models differ, or one process has several gradients or other micro-batches.
             finding = next(causes.causes_found("accumulation", records), None)

@@ -15,6 +15,7 @@ import torch
 from shardmark.audit.comparison import (
     EQUAL,
     EXPLAINED,
+    LATER,
     REDUCTION,
     SAME_ROWS,
     Records,
@@ -583,6 +584,8 @@ def of_disagreement(records: Records) -> Finding | None:
         which = "no gradient is" if everything else f"{names} {verb} not"
         off = off if everything else f"{off} of {names}"
         evidence = f"each rank uses the gradient of its own samples; {evidence}"
+        if records.ranks[0].steps[0].in_backward:
+            evidence += "; the optimizer steps in a hook, before a wrapper reduces the gradient"
         return finding("not_reduced", off, evidence, which=which)
     return of_norm(records) or finding("ranks_disagree", f"{off} of {names}", evidence)
 
@@ -683,7 +686,8 @@ def of_factor(records: Records, *vectors: Vectors) -> Finding | None:
     evidence = f"the ranks' gradient is {factor:.6g} times that of one process"
     if abs(factor / ranks - 1) < EXPLAINED:
         off = f"the gradient is {ranks} times too large"
-        reduction = _gradient_factor(records)
+        hooks = records.ranks[0].gradient_hooks  # they may reduce before a gradient is seen
+        reduction = None if hooks else _gradient_factor(records)
         if reduction is not None and abs(reduction - 1) < EXPLAINED:
             return finding("multiplied_by_ranks", off, evidence, ranks=ranks)
         if reduction is None or abs(reduction / ranks - 1) < EXPLAINED:
@@ -699,7 +703,7 @@ def of_factor(records: Records, *vectors: Vectors) -> Finding | None:
             function = single_micros[0].losses[0].function
             evidence += f"; {function} is called with reduction='sum'"
             return finding("averaged_sum", off, evidence, ranks=ranks)
-        return finding("averaged_twice", off, evidence)
+        return (None if vectors else of_norm(records)) or finding("averaged_twice", off, evidence)
     return None
 
 
@@ -786,15 +790,18 @@ def of_norm(records: Records) -> Finding | None:
         evidence = f"the gradients of the ranks' shards are {text} times those of one process"
         return None if different else finding("shards_scaled", off, evidence)
     of_ranks = np.sqrt(squares.sum(1))
+    replicated = "FSDP2" not in records.ranks[0].frameworks
     candidates = (
-        ("clip_norm_counted_again", np.linalg.norm(of_ranks)),
-        ("clip_norm_averaged", np.mean(of_ranks)),
+        ("clip_norm_counted_again", "squared norms", np.linalg.norm(of_ranks)),
+        ("clip_norm_averaged", "", np.mean(of_ranks)),
+        *([("clip_norm_counted_again", "norms", np.sum(of_ranks))] if replicated else []),
     )
     clipped = clips or any(abs(norm / limit - 1) < NORMS for norm in later)
-    for cause, norm in candidates if clipped else ():
+    for cause, summands, norm in candidates if clipped else ():
         if abs(norm - 1) < NORMS < abs(factors[0] - 1):
             parts = ", ".join(f"{part * (right or 1.0) / factors[0]:.4g}" for part in of_ranks)
-            return finding(cause, off, f"{evidence}; the ranks' parts have {parts}")
+            text = f"{evidence}; the ranks' parts have {parts}"
+            return finding(cause, off, text, summands=summands)
     return None
 
 
@@ -1150,7 +1157,8 @@ def _size_of_sums(ranks: Sequence[Sequence[Micro]], single: Sequence[Micro]) -> 
     """Loss of one process on all ranks' targets in units of their mean, where it is a plain sum."""
     micros = [micro for of_rank in (*ranks, single) for micro in of_rank]
     factors, counts = loss_factors(micros), counted_targets(micros)
-    if any(call.reduction != "sum" for micro in micros for call in micro.losses) or not all(counts):
+    by_mean = any(call.reduction != "sum" for micro in micros for call in micro.losses)
+    if by_mean or not factors or not all(counts):
         return None
     of_targets = [factor / count for factor, count in zip(factors, counts, strict=True)]
     of_ranks, of_one = factors[: -len(single)], factors[-len(single) :]
@@ -1259,6 +1267,10 @@ def _accumulating(records: Records) -> Records:
 def of_other_steps(records: Records) -> Finding | None:
     """A loss that is divided by the targets of several steps, while each step takes its own."""
     records = _accumulating(records)
+    if any(call.reduction == "none" for m in records.ranks[0].steps[0].micros for call in m.losses):
+        by_graph = replace(records, ranks=list(map(_of_means, records.ranks)))
+        # A mask that the script multiplies by is seen in the graph alone.
+        records = by_graph if loss_factors(by_graph.ranks[0].steps[0].micros) else records
     steps, reduction = records.ranks[0].steps, _gradient_factor(records)
     for number in range(2, records.steps + 1) if reduction else ():
         micros = [micro for step in steps[:number] for micro in step.micros]
@@ -1328,6 +1340,23 @@ def _factor_in_engine(step: Step) -> float | None:
     if any(abs(value - 1) < EXPLAINED for value in (factor, factor * scales[0])):
         return 1.0  # the engine multiplied the loss by a scale, and divides the gradient by it
     return factor * sum(scales)
+
+
+def of_kept(records: Records) -> Finding | None:
+    """A gradient that is added to that of the next step, as without zero_grad."""
+    one = _accumulating(records)
+    if one.steps < 2 or one.ranks[0].flat_slices:
+        return None
+    later, first = one.from_step(1), one.gradients()
+    used, of_rows = later.clipped() or later.gradients(), mean_of_ranks(later)
+    names = [n for n in of_rows if n in used and n in first and len(used[n]) == len(of_rows[n])]
+    earlier, rest = stacked(first, names), stacked(used, names) - stacked(of_rows, names)
+    if not np.any(earlier) or (off := relative(rest, earlier)) > LATER:
+        return None
+    evidence = f"without that of its own samples it is the gradient of step 1 (off by {off:.1g})"
+    return finding(
+        "gradient_kept", "the gradient of step 2 has that of step 1 added to it", evidence
+    )
 
 
 def of_micro_batches(records: Records) -> Finding | None:
@@ -1547,6 +1576,13 @@ CAUSES: dict[str, Cause] = {
         find=of_rescaling,
         in_one_process="do not train by the gradient of their loss",
     ),
+    "gradient_kept": Cause(
+        meaning="the gradient of a step is added to that of the next one, in one process too",
+        reason="nothing clears the gradients between two steps",
+        remedy="call optimizer.zero_grad() before the backward passes of each step",
+        find=of_kept,
+        in_one_process="do not train by the gradient of their loss",
+    ),
     "uneven_micro_batches": Cause(
         meaning="each micro-batch averages over its own tokens (a mean of means), in one process "
         "too",
@@ -1619,7 +1655,7 @@ CAUSES: dict[str, Cause] = {
     ),
     "clip_norm_counted_again": Cause(
         meaning="the norm for clipping counts a gradient once for every rank that has it",
-        reason="it is clipped by a sum over the ranks of squared norms that include replicated "
+        reason="it is clipped by a sum over the ranks of {summands} that include replicated "
         "gradients, which are counted again for each rank",
         remedy="add up the squared norms of shards over the ranks, and count those of "
         "replicated parameters once",

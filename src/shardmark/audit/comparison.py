@@ -405,12 +405,8 @@ def tensors_differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
     a, b = a[~same], b[~same]
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return True
-    size = max(np.linalg.norm(_finite(_flat(first))), np.linalg.norm(_finite(_flat(second))))
+    size = max(np.linalg.norm(v[np.isfinite(v)]) for v in map(_flat, (first, second)))
     return bool(np.linalg.norm(a - b) > tolerance * size)
-
-
-def _finite(values: Array) -> Array:
-    return values[np.isfinite(values)]
 
 
 def gradient_check(
@@ -428,7 +424,7 @@ def gradient_check(
         {key: _trimmed(vectors.get(key, zero), zero)[0] for key, zero in zeros.items()}
         for vectors in (gradients, expected, disturbed or expected)
     ]
-    captures = list(map(_capture, full))
+    captures = [Capture(tensors={"gradient": vectors}) for vectors in full]
     if not disturbed or not relative(*aligned(disturbed, expected)):
         floor *= MARGIN  # no run shows how much rounding changes
     tolerances = Tolerances(
@@ -447,22 +443,6 @@ def gradient_check(
     in_all = f"{factor:.4g} times as large in every parameter" if factor else check.where
     in_all = check.where if check.holds else in_all
     return check.model_copy(update={"found": deviation, "where": in_all})
-
-
-def _capture(gradients: Vectors) -> Capture:
-    return Capture(
-        initial_sha256=("",),
-        sample_ids=((),),
-        weights=((),),
-        losses=((),),
-        draws=((),),
-        skipped=((),),
-        buffers=({},),
-        learning_rates=(),
-        quality={},
-        samples_evaluated=0,
-        tensors={"gradient": gradients},
-    )
 
 
 def first_gradient_checks(records: Records, replay: Record) -> list[Check]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from inspect import signature
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from torch.nn import functional
 
 from shardmark.audit import causes
 from shardmark.audit.causes import Finding, percent
@@ -463,8 +464,9 @@ def of_loss(scripts: Scripts) -> Iterator[Finding]:
             "loss functions of torch that are called in step 1",
         )
         return
+    arguments = signature(getattr(functional, b[0].function)).parameters
     for key in sorted({*a[0].options, *b[0].options} - {"reduction"}):
-        values = [calls[0].options.get(key, DEFAULTS.get(key)) for calls in (b, a)]
+        values = [calls[0].options.get(key, arguments[key].default) for calls in (b, a)]
         if values[0] != values[1]:
             yield differing(
                 "loss_options",
@@ -531,16 +533,6 @@ def _of_other_terms(scripts: Scripts) -> Iterator[Finding]:
         )
 
 
-DEFAULTS: Mapping[str, float | str] = {
-    "label_smoothing": 0.0,
-    "ignore_index": -100,
-    "beta": 1.0,
-    "delta": 1.0,
-    "log_target": False,
-}
-"""Values of arguments of torch's loss functions that are left out."""
-
-
 # The gradient
 
 
@@ -566,20 +558,10 @@ def of_absent(scripts: Scripts) -> Iterator[Finding]:
 
 def of_kept(scripts: Scripts) -> Iterator[Finding]:
     """A gradient that is added to that of the next step, as without zero_grad."""
-    records = scripts.records
-    if scripts.steps < 2 or not same_rows(scripts.a, scripts.b, steps=2):
-        return
-    of_a = partial(records.replayed, records.one_process)
-    b, a = ([of_script(step) for step in range(2)] for of_script in (records.gradients, of_a))
-    for which, (first, second), (_, expected) in (("its", b, a), ("A's", a, b)):
-        names = [name for name in second if name in first and name in expected]
-        rest = stacked(second, names) - stacked(expected, names)
-        if np.any(rest) and relative(rest, stacked(first, names)) <= LATER:
-            yield differing(
-                "gradient_kept",
-                f"{which} gradient of step 2 has that of step 1 added to it, as without zero_grad",
-                "the difference of the gradients of step 2 is the gradient of step 1",
-            )
+    b, a = (causes.of_kept(Records(ranks=ranks)) for ranks in (scripts.b, scripts.a))
+    if (cause := b or a) and not (a and b):
+        which, text = "its" if b else "A's", "gradient of step 2 has that of step 1 added to it"
+        yield differing("gradient_kept", f"{which} {text}, as without zero_grad", cause.evidence)
 
 
 def of_causes(scripts: Scripts) -> Iterator[Finding]:
@@ -588,7 +570,7 @@ def of_causes(scripts: Scripts) -> Iterator[Finding]:
         {cause.name: cause for cause in causes.causes_found("ranks", Records(ranks=ranks))}
         for ranks in (scripts.a, scripts.alone)
     )
-    for name in b.keys() - a.keys() - {"settings_differ"}:
+    for name in b.keys() - a.keys() - {"settings_differ", "gradient_kept"}:
         if min(len(scripts.a), len(scripts.b)) > 1:
             reason = f"{b[name].deviation}, because {b[name].reason}"
             yield differing(name, reason, b[name].evidence)

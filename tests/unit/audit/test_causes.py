@@ -258,6 +258,18 @@ def test_a_factor_that_is_not_the_number_of_ranks_is_no_sum(factor: float) -> No
     assert named(matched(factor * MEAN, MEAN)) == ""
 
 
+def test_a_factor_is_named_without_a_call_of_backward() -> None:
+    ranks = [record(n, MEAN / 2) for n in range(2)]
+    assert named(Records(ranks=ranks, replay=record(0, MEAN))) == "averaged_twice"
+
+
+@pytest.mark.parametrize(("hooks", "cause"), [(False, "multiplied_by_ranks"), (True, "summed")])
+def test_a_hook_may_sum_a_gradient_before_it_is_seen(hooks: bool, cause: str) -> None:
+    facts = {"gradient_hooks": hooks}
+    ranks = [record(n, 2 * MEAN, micro(2 * own), **facts) for n, own in enumerate(OWN)]
+    assert named(Records(ranks=ranks, replay=record(0, MEAN, micro()))) == cause
+
+
 @pytest.mark.parametrize(("limit", "named_so"), [(1.0, True), (100.0, False)])
 def test_clipping_is_named_if_the_clipped_gradients_give_the_result(
     limit: float, named_so: bool
@@ -314,7 +326,10 @@ def test_a_norm_that_is_averaged_is_the_limit(steps: int) -> None:
     assert f"used is {right / factor:.4g}, and that of the full gradient is {right:.4g}" in evidence
 
 
-@pytest.mark.parametrize(("times", "cause"), [(2.0, "clip_norm_counted_again"), (1.9, "")])
+@pytest.mark.parametrize(
+    ("times", "cause"),
+    [(2.0, "clip_norm_counted_again"), (4.0, "clip_norm_counted_again"), (1.9, "")],
+)
 def test_a_norm_that_counts_gradients_again_is_the_limit(times: float, cause: str) -> None:
     records = matched(MEAN / times**0.5, MEAN)
     present(records.replay).steps *= 2
@@ -934,6 +949,17 @@ def test_a_multiple_of_the_gradient_is_no_clipping(
     found = causes.of_rescaling(rescaled(*factors, **facts))
     assert (found is not None) == (text is not None)
     assert found is None or f"gets {text} the gradient" in found.deviation
+
+
+@pytest.mark.parametrize(
+    ("share", "named_so"), [(1.0, True), (0.0, False), (0.9, False), (-1.0, False)]
+)
+def test_a_gradient_is_kept_if_the_next_one_has_all_of_it(share: float, named_so: bool) -> None:
+    """A part of it is momentum by hand."""
+    one = record(0, OWN[0], micro(OWN[0]))
+    one.steps += record(0, OWN[1] + share * OWN[0], micro(OWN[1])).steps
+    found = causes.of_kept(Records(ranks=[one]))
+    assert (found is not None) == named_so
 
 
 @pytest.mark.parametrize(

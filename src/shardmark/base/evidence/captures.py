@@ -45,21 +45,21 @@ class Capture:
     Fields named in `BY_SHARE` have one entry for each distinct share of the batch, in order.
     """
 
-    initial_sha256: tuple[str, ...]
-    sample_ids: tuple[tuple[tuple[int, ...], ...], ...]
+    initial_sha256: tuple[str, ...] = ()
+    sample_ids: tuple[tuple[tuple[int, ...], ...], ...] = ()
     """Ids of the samples, by share and step."""
-    weights: tuple[tuple[float, ...], ...]
+    weights: tuple[tuple[float, ...], ...] = ()
     """Weight of the samples, by share and step."""
-    losses: tuple[tuple[float, ...], ...]
+    losses: tuple[tuple[float, ...], ...] = ()
     """Loss by share and step."""
-    draws: tuple[tuple[tuple[str, ...], ...], ...]
+    draws: tuple[tuple[tuple[str, ...], ...], ...] = ()
     """Random draws that the workload has recorded, by share and step."""
-    skipped: tuple[tuple[int, ...], ...]
+    skipped: tuple[tuple[int, ...], ...] = ()
     """Steps without an update because a loss-scaled gradient was not finite, by share."""
-    buffers: tuple[Mapping[str, Array], ...]
-    learning_rates: tuple[float, ...]
-    quality: Mapping[str, float | None]
-    samples_evaluated: int
+    buffers: tuple[Mapping[str, Array], ...] = ()
+    learning_rates: tuple[float, ...] = ()
+    quality: Mapping[str, float | None] = field(default_factory=dict)
+    samples_evaluated: int = 0
     tensors: Mapping[str, Mapping[str, Array]]
     """Tensors by group (see `PARTS`) and name; names of the optimizer state are `parameter/key`."""
     data_set: tuple[str, ...] = ()
