@@ -179,8 +179,9 @@ def draw(figures: Sequence[Figure]) -> list[Drawing]:
         vega = vegalite_to_vega(panel_spec(panel), vl_version=VEGA_LITE)
         for mark in vega["marks"]:
             if mark["type"] == "text" and panel.kind == "points":
-                mark["transform"] = [_BESIDE_POINTS]
-        return _tagged(vega_to_svg(vega, allowed_base_urls=[]), panel)
+                mark |= {"transform": [_BESIDE_POINTS], "clip": True}  # none moves the title
+        text = vega_to_svg(vega, allowed_base_urls=[])
+        return _tagged(re.sub(r'<defs>.*?</defs>| clip-path="[^"]*"', "", text), panel)
 
     return [Drawing(figure, tuple(map(svg, figure.panels))) for figure in figures]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,30 @@ def test_texts_beside_points_do_not_cover_one_another() -> None:
     places = [place for place, opacity in texts if opacity == "1"]
     assert len(texts) == 24
     assert 4 <= len(set(places)) == len(places) < 24
+
+
+@pytest.mark.parametrize("count", [4, 8, 15])
+def test_texts_beside_points_do_not_move_the_title_out_of_the_panel(count: int) -> None:
+    generator = random.Random(count)
+    series = [
+        Series(
+            name=f"s{n}",
+            style=n,
+            x=(60 + 500 * generator.random(),),
+            y=(500 + 500 * generator.random(),),
+            text=(f"a strategy with an option {n}",),
+        )
+        for n in range(count)
+    ]
+    (drawing,) = draw([figure_of(line_panel(*series, kind="points"))])
+    (svg,) = drawing.panels
+    _, _, title = svg.partition('role-title"')
+    top, offset = (
+        float(found[1])
+        for text in (svg, title)
+        if (found := re.search(r"translate\([-\d.]+,([-\d.]+)\)", text)) is not None
+    )
+    assert 0 <= top + offset < 10
 
 
 def test_wide_intervals_do_not_squeeze_the_values() -> None:
