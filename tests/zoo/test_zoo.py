@@ -253,6 +253,33 @@ def step(inputs, targets):
     loss(critic(made), torch.ones(len(made), 1)).backward()
     optimizer.step()
 """,
+    "a decay of the weights before the step": """
+layers = nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)
+    optimizer.step()
+""",
+    "an average of one of two models": """
+import copy
+
+body, head = nn.parallel.DistributedDataParallel(nn.Linear(8, 6)), nn.Linear(6, 2)
+average = copy.deepcopy(body.module)
+optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+
+def step(inputs, targets):
+    nn.functional.mse_loss(head(body(inputs)), targets).backward()
+    for parameter in head.parameters():
+        torch.distributed.all_reduce(parameter.grad)
+        parameter.grad /= torch.distributed.get_world_size()
+    optimizer.step()
+    for mean, parameter in zip(average.parameters(), body.parameters()):
+        mean.data.lerp_(parameter.data, 0.1)
+""",
     "an optimizer that has copies of the parameters": """
 network = nn.Linear(8, 2)
 copies = [nn.Parameter(parameter.detach().clone()) for parameter in network.parameters()]
@@ -335,6 +362,37 @@ def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> 
     path.write_text(LOOP.format(parts=HABITS[habit]))
     report = audited(str(path))
     assert report.same is True, report.answer
+
+
+MASKED = """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+of_one_step, rows = {of_one_step}, []
+
+def step(inputs, targets):
+    mask = (targets[:, 0] > 0).float()
+    rows.append((inputs, targets, mask))
+    if len(rows) == 2:
+        for n, (inputs, targets, mask) in enumerate(rows):
+            total = sum(mask.sum() for _, _, mask in (rows[n : n + 1] if of_one_step else rows))
+            torch.distributed.all_reduce(total)
+            optimizer.zero_grad()
+            outputs = model(inputs)[:, 0]
+            losses = nn.functional.mse_loss(outputs, targets[:, 0], reduction="none")
+            loss = (losses * mask).sum() / total
+            (loss * torch.distributed.get_world_size()).backward()
+            optimizer.step()
+        rows.clear()
+"""
+
+
+@pytest.mark.parametrize("of_one_step", [True, False])
+def test_targets_that_a_mask_leaves_out_do_not_count(of_one_step: bool, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(parts=MASKED.format(of_one_step=of_one_step)))
+    report = audited(str(path))
+    names = [finding.name for finding in report.findings]
+    assert names == ([] if of_one_step else ["divided_by_other_steps"]), report.answer
 
 
 SHARDED_BY_HAND = """
