@@ -310,14 +310,17 @@ def _commands(arguments: list[str]) -> list[str]:
 
 
 def measured_command(typed: Sequence[str] | str) -> ScriptCommand:
-    """Parse a command.  Raises `InputError` for options before the script: they would not count."""
-    from shardmark.scripts.command import parse_command
+    """Parse a command.  Raises `InputError` for {ranks}, and for options that would not count."""
+    from shardmark.scripts.command import RANKS, parse_command
 
     command = parse_command(typed)
+    place = f"command {(typed if isinstance(typed, str) else shlex.join(typed))!r}"
+    if command.names_ranks:
+        problem = f"{RANKS} is for audit: time and why measure what torchrun starts, or one process"
+        allowed = "write 1, or a number of ranks that torchrun starts (torchrun --nproc-per-node N)"
+        raise InputError(place, problem, allowed)
     if command.options:
-        raise InputError(
-            f"command {(typed if isinstance(typed, str) else shlex.join(typed))!r}",
-            f"{shlex.join(command.options)} would not count: Shardmark starts the ranks itself",
-            "leave it out, or put variables and wrappers before shardmark (A=1 shardmark ...)",
-        )
+        problem = f"{shlex.join(command.options)} would not count: Shardmark itself starts ranks"
+        allowed = "leave it out, or put variables and wrappers before shardmark (A=1 shardmark ...)"
+        raise InputError(place, problem, allowed)
     return command

@@ -225,6 +225,8 @@ def test_ranks_are_those_of_the_commands() -> None:
         (["torchrun --max-restarts 3 train.py"], "--max-restarts 3 would not count"),
         (["A=1 train.py"], "env A=1 would not count"),
         (["uv run python train.py"], "uv run would not count"),
+        (["env RANKS={ranks} train.py"], "{ranks} is for audit"),
+        (["torchrun --nproc-per-node 2 train.py --shards={ranks}"], "that torchrun starts"),
         (["nohup torchrun --nproc-per-node 2 train.py"], "nohup would not count"),
         (
             ["accelerate launch --mixed_precision bf16 train.py"],
@@ -241,6 +243,16 @@ def test_mistakes_of_a_command_line(
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize("words", [["time"], ["why", "--quiet"]])
+def test_only_audit_writes_the_number_of_ranks_into_a_command(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--", "python", "train.py", "--world-size", "{ranks}"]) == 2
+    printed = capsys.readouterr().err
+    assert "{ranks} is for audit: time and why measure what torchrun starts, or one" in printed
 
 
 @pytest.mark.usefixtures("script")

@@ -51,7 +51,7 @@ class Division:
     parts: tuple[Part, ...]
     """The largest first."""
     undecided: tuple[Part, ...]
-    """Parts whose interval holds nothing as well as twice a noteworthy time."""
+    """Parts whose interval holds zero and twice a noteworthy time; noteworthy ones without one."""
     unknown: tuple[str, ...]
     """Kinds of parts that are not known; the rest may hold them."""
     update: Estimate | None
@@ -77,10 +77,10 @@ def shown_and_undecided(
     least = {"late_rank": LATE * step_seconds}
     shown = (p for p in parts if is_above(p.seconds, least.get(p.kind, noteworthy)))
     undecided = (
-        part
-        for part in parts
-        if not is_above(part.seconds, part.seconds.value)
-        and (part.seconds.high is None or part.seconds.high >= 2 * noteworthy)
+        p
+        for p in parts
+        if not is_above(p.seconds, p.seconds.value)
+        and (p.seconds.value if p.seconds.high is None else p.seconds.high / 2) >= noteworthy
     )
     return tuple(shown), tuple(undecided)
 

@@ -80,6 +80,15 @@ def test_one_repeat_shows_nothing(tmp_path: Path) -> None:
     assert parts_table(comparison) is None
 
 
+@pytest.mark.parametrize("step_seconds", [0.3999, 0.4001, 0.411, 0.45])
+def test_one_repeat_leaves_no_noise_open(tmp_path: Path, step_seconds: float) -> None:
+    """The median step takes 400 ms: a mean that differs by less than 3 % says nothing."""
+    made = cell(SPANS | {"exposed_communication_seconds": 0.0}, step_seconds)
+    division = present(division_of(row_of(tmp_path, made, repeats=1)))
+    kinds = {part.kind for part in division.undecided}
+    assert kinds == ({"input", "slow_steps"} if step_seconds > 0.42 else {"input"})
+
+
 @pytest.mark.parametrize(
     ("exposed", "repeats", "late"),
     [((0.2, 0.2, 0.05), 3, True), ((0.2, 0.2, 0.05), 1, False), ((0.2, 0.2, 0.19), 3, False)],
@@ -140,6 +149,26 @@ def test_ranks_are_averaged(tmp_path: Path) -> None:
         trials.append(trial.model_copy(update={"metrics": metrics}))
     division = present(division_of(replace(row, trials=tuple(trials))))
     assert seconds_of(division)["input"] == pytest.approx(0.03)
+
+
+def test_uneven_ranks_have_no_slow_steps(tmp_path: Path) -> None:
+    """Ranks that wait for nobody take 0.4 and 0.8 s for each of their steps."""
+    row = row_of(tmp_path, cell(SPANS | {"exposed_communication_seconds": 0.0}))
+    trials = []
+    for trial in row.trials:
+        first, second = trial.ranks
+        windows = tuple(
+            window.model_copy(update={"window_seconds": 2 * window.window_seconds})
+            for window in second.windows
+        )
+        ranks = (first, second.model_copy(update={"windows": windows}))
+        step = present(trial.metrics["step_seconds"])
+        uneven = step.model_copy(update={"value": 2 * step.value, "mean": 1.5 * step.value})
+        metrics = {**trial.metrics, "step_seconds": uneven}
+        trials.append(trial.model_copy(update={"ranks": ranks, "metrics": metrics}))
+    division = present(division_of(replace(row, trials=tuple(trials))))
+    assert division.step.value == pytest.approx(0.6)
+    assert {part.kind for part in division.parts} == {"input"}
 
 
 def test_a_comparison_has_the_words_of_why(tmp_path: Path) -> None:

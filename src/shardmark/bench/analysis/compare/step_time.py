@@ -79,13 +79,13 @@ def _seconds(trial: TrialResult, late: int | None) -> Seconds:
     the step of any of them.  Exposed communication lies within the spans of `WORK`.  Which of them
     holds it is not recorded, so that the update is known only where it calls no collective.
     """
-    rank = slowest(workers_of(trial))
+    workers = workers_of(trial)
     spans = {name: _mean(trial, f"{name}_seconds") for name in ("data", *WORK)}
     work = sum(spans[name] or 0.0 for name in WORK)
     median = _mean(trial, "step_seconds")
-    if rank is None or median is None or work <= 0:
+    if slowest(workers) is None or median is None or work <= 0:
         return {}
-    step = window_seconds(rank) / measured_steps(rank)
+    step = fmean(window_seconds(rank) / measured_steps(rank) for rank in workers)
     bubble = _mean(trial, "pipeline_bubble_fraction") or 0.0
     passes = (spans["forward"] or 0.0) + (spans["backward"] or 0.0)
     between = passes * bubble / (1 - bubble) if bubble < 1 else 0.0
