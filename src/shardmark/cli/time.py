@@ -317,7 +317,7 @@ def measured_command(typed: Sequence[str] | str) -> ScriptCommand:
     place = f"command {(typed if isinstance(typed, str) else shlex.join(typed))!r}"
     if command.names_ranks:
         problem = f"{RANKS} is for audit: time and why measure what torchrun starts, or one process"
-        allowed = "write 1, or a number of ranks that torchrun starts (torchrun --nproc-per-node N)"
+        allowed = "let torchrun start the ranks, not the script (mp.spawn), and write their number"
         raise InputError(place, problem, allowed)
     if command.options:
         problem = f"{shlex.join(command.options)} would not count: Shardmark itself starts ranks"

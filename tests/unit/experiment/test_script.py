@@ -226,7 +226,7 @@ def test_ranks_are_those_of_the_commands() -> None:
         (["A=1 train.py"], "env A=1 would not count"),
         (["uv run python train.py"], "uv run would not count"),
         (["env RANKS={ranks} train.py"], "{ranks} is for audit"),
-        (["torchrun --nproc-per-node 2 train.py --shards={ranks}"], "that torchrun starts"),
+        (["torchrun --nproc-per-node 2 train.py --shards={ranks}"], "and write their number"),
         (["nohup torchrun --nproc-per-node 2 train.py"], "nohup would not count"),
         (
             ["accelerate launch --mixed_precision bf16 train.py"],
