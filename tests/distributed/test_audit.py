@@ -124,12 +124,14 @@ def train(rank, ranks, divided):
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = TensorDataset(torch.randn(64, 8), torch.randn(64, 2))
+    rows = 16 if "short" in sys.argv else 64  # 2 steps of each rank, fewer than are asked for
+    data = TensorDataset(torch.randn(rows, 8), torch.randn(rows, 2))
     for inputs, targets in DataLoader(data, 4, sampler=DistributedSampler(data)):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs), targets)
         (loss / ranks if divided else loss).backward()
         optimizer.step()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
@@ -146,7 +148,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("start", "finding"), [("spawned", ""), ("forked divided", "averaged_twice")]
+    ("start", "finding"),
+    [("spawned", ""), ("spawned short", ""), ("forked divided", "averaged_twice")],
 )
 def test_a_script_that_starts_its_ranks_gets_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, finding: str

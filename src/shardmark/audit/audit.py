@@ -117,7 +117,8 @@ def refusal_of(records: Sequence[Record]) -> str:
     refusal = next((record.refusal for record in records if record.refusal), "")
     if not refusal and any(record.names != records[0].names for record in records):
         return "the ranks train different parameters (pipeline or expert parallel)"
-    if not refusal and any(r.copies and r.start != records[0].start for r in records):
+    alike = all(record.copied == records[0].copied for record in records)
+    if not refusal and alike and any(r.copied and r.start != records[0].start for r in records):
         return "each rank's optimizer has copies of other parameters, as of a ZeRO written by hand"
     return refusal
 

@@ -15,7 +15,6 @@ import torch
 from shardmark.audit.comparison import (
     EQUAL,
     EXPLAINED,
-    LATER,
     REDUCTION,
     SAME_ROWS,
     Records,
@@ -584,7 +583,7 @@ def of_disagreement(records: Records) -> Finding | None:
         which = "no gradient is" if everything else f"{names} {verb} not"
         off = off if everything else f"{off} of {names}"
         evidence = f"each rank uses the gradient of its own samples; {evidence}"
-        if records.ranks[0].steps[0].in_backward:
+        if records.ranks[0].steps[0].in_backward and records.ranks[0].frameworks:
             evidence += "; the optimizer steps in a hook, before a wrapper reduces the gradient"
         return finding("not_reduced", off, evidence, which=which)
     return of_norm(records) or finding("ranks_disagree", f"{off} of {names}", evidence)
@@ -790,7 +789,7 @@ def of_norm(records: Records) -> Finding | None:
         evidence = f"the gradients of the ranks' shards are {text} times those of one process"
         return None if different else finding("shards_scaled", off, evidence)
     of_ranks = np.sqrt(squares.sum(1))
-    replicated = "FSDP2" not in records.ranks[0].frameworks
+    replicated = not {"FSDP1", "FSDP2"} & {*records.ranks[0].frameworks}
     candidates = (
         ("clip_norm_counted_again", "squared norms", np.linalg.norm(of_ranks)),
         ("clip_norm_averaged", "", np.mean(of_ranks)),
@@ -1345,13 +1344,16 @@ def _factor_in_engine(step: Step) -> float | None:
 def of_kept(records: Records) -> Finding | None:
     """A gradient that is added to that of the next step, as without zero_grad."""
     one = _accumulating(records)
-    if one.steps < 2 or one.ranks[0].flat_slices:
+    first_rank = one.ranks[0]
+    if one.steps < 2 or first_rank.flat_slices:
         return None
+    if all(map(torch.equal, first_rank.before, first_rank.steps[0].after)):
+        return None  # an optimizer that takes no step may accumulate on purpose
     later, first = one.from_step(1), one.gradients()
     used, of_rows = later.clipped() or later.gradients(), mean_of_ranks(later)
     names = [n for n in of_rows if n in used and n in first and len(used[n]) == len(of_rows[n])]
     earlier, rest = stacked(first, names), stacked(used, names) - stacked(of_rows, names)
-    if not np.any(earlier) or (off := relative(rest, earlier)) > LATER:
+    if not np.any(earlier) or (off := relative(rest, earlier)) > records.reduction_tolerance:
         return None
     evidence = f"without that of its own samples it is the gradient of step 1 (off by {off:.1g})"
     return finding(

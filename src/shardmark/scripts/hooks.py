@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -289,7 +290,8 @@ def _refuse_own_ranks(observer: Observer) -> None:
         os.environ.setdefault(LAUNCHED, str(os.getpid()))
 
     def join(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if os.environ.get(LAUNCHED, str(os.getpid())) == str(os.getpid()):
+        started_here = os.environ.get(LAUNCHED, str(os.getpid())) == str(os.getpid())
+        if started_here or parent_process() is None:  # another command, as of accelerate launch
             os.environ.pop(LAUNCHED, None)  # its children may join groups of their own
             return original(*args, **kwargs)
         observer._process = os.getpid()
@@ -299,7 +301,8 @@ def _refuse_own_ranks(observer: Observer) -> None:
         )
         return observer.finish()
 
-    replace(torch.distributed, "init_process_group", join)
+    for module in (torch.distributed, torch.distributed.device_mesh):
+        replace(module, "init_process_group", join)
 
 
 def watch_exit(observer: Observer) -> None:

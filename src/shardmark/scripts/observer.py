@@ -189,8 +189,9 @@ class Observer:
             if self.plan.deterministic:
                 _without_dropout(module)
             self.record.dropout |= _dropout(module)
-            dense = [p for p in module.parameters() if not is_distributed_tensor(p)]
-            self._initial |= {id(p): checksum(p) for p in dense if p.requires_grad}
+            trained = [p for p in module.parameters() if p.requires_grad]
+            dense = [p for p in trained if not is_distributed_tensor(p)]
+            self._initial |= {id(p): checksum(full_copy(p)) for p in dense}
             self._module_names |= {id(m): plain_name(name) for name, m in module.named_modules()}
         for name, parameter in module.named_parameters():
             owner, _, leaf = name.rpartition(".")
@@ -403,9 +404,13 @@ class Observer:
             self._step.sizes += [_size(inside)] if self._step.sizes else []
             return
         again = self._in_step is optimizer  # a closure that computes the gradient
-        self._in_step, self._process = optimizer, os.getpid()  # a script may fork its ranks
+        self._in_step = optimizer
+        if not self.record.steps and "RANK" not in os.environ:
+            self._process = os.getpid()  # the script may fork its ranks
         with self._recording():
-            self.record.joined |= dist.is_available() and dist.is_initialized()
+            if dist.is_available() and dist.is_initialized():
+                # It may leave its group before it ends.
+                self.record.joined, self.record.rank, self.record.ranks = True, _rank(), _ranks()
             number = self._number_of(optimizer)
             if number in self._stepped and not again:
                 self._end_step()
@@ -741,7 +746,8 @@ class Observer:
         if not self.record.steps and not self.record.refusal and not self._roots:
             return  # a launcher, or a worker of a data loader
         self._busy = self._written = True
-        self.record.rank, self.record.ranks = _rank(), _ranks()
+        if not self.record.joined:
+            self.record.rank, self.record.ranks = _rank(), _ranks()
         states = sys.modules.get("accelerate.state")
         state = {} if states is None else states.PartialState._shared_state
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
@@ -760,8 +766,11 @@ class Observer:
             self.record.frozen = self._frozen()
             numbered = set(map(id, self._parameters))
             orphans = [facts for key, facts in self._unowned.items() if key not in numbered]
-            unchanged = [name for name, value, old in orphans if checksum(_local(value)) == old]
-            self.record.orphans, self.record.copies = unchanged, len(unchanged) < len(orphans)
+            for name, value, old in orphans:
+                if checksum(_local(value)) == old:
+                    self.record.orphans.append(name)
+                else:
+                    self.record.copied.append(old)
             # Sharded parameters leave tensors without memory behind, which must not be read.
             replicated = not {"FSDP1", "FSDP2", "DeepSpeed"} & {*self.record.frameworks}
             averages = replicated and not self.plan.replays and len(self._parts) == 1

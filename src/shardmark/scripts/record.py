@@ -257,7 +257,7 @@ class Record:
     """Checksum of each full parameter before the first step."""
     initial: list[float | None] = field(default_factory=list)
     """Checksum of each full parameter before the first forward pass, from which a script may change
-    it until the step, as by a weight decay of its own; None for shards."""
+    it until the step, as by a weight decay of its own; None for distributed tensors."""
     steps: list[Step] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     calls: dict[str, list[float]] = field(default_factory=dict)
@@ -288,8 +288,8 @@ class Record:
     """Pairs of parameters of different modules with equal values at the start."""
     orphans: list[str] = field(default_factory=list)
     """Parameters with a gradient that no optimizer has, and that do not change."""
-    copies: bool = False
-    """True if others change: the optimizer has copies of them, as masters in fp32."""
+    copied: list[float] = field(default_factory=list)
+    """Checksums at the start of others that do: the optimizer has copies, as masters in fp32."""
     frozen: list[str] = field(default_factory=list)
     """Parameters of the model that no optimizer has."""
     dropout: dict[str, float] = field(default_factory=dict)

@@ -952,14 +952,18 @@ def test_a_multiple_of_the_gradient_is_no_clipping(
 
 
 @pytest.mark.parametrize(
-    ("share", "named_so"), [(1.0, True), (0.0, False), (0.9, False), (-1.0, False)]
+    ("share", "named_so"),
+    [(1.0, True), (0.0, False), (0.9, False), (0.99, False), (0.995, False), (-1.0, False)],
 )
 def test_a_gradient_is_kept_if_the_next_one_has_all_of_it(share: float, named_so: bool) -> None:
     """A part of it is momentum by hand."""
     one = record(0, OWN[0], micro(OWN[0]))
     one.steps += record(0, OWN[1] + share * OWN[0], micro(OWN[1])).steps
+    one.before, one.steps[0].after = [torch.zeros(2)], [torch.ones(2)]
     found = causes.of_kept(Records(ranks=[one]))
     assert (found is not None) == named_so
+    one.steps[0].after = one.before  # a step that only accumulates
+    assert causes.of_kept(Records(ranks=[one])) is None
 
 
 @pytest.mark.parametrize(

@@ -246,6 +246,16 @@ def test_another_function_of_the_same_loss_is_no_difference() -> None:
     assert differences(scripts(set_loss(function="nll_loss"))) == []
 
 
+def test_losses_in_another_order_are_compared_by_function() -> None:
+    both = scripts(lambda _: None)
+    for records, place in ((both.a, 1), (both.b, 0)):
+        for record in records:
+            losses = record.steps[0].micros[0].losses
+            losses[0].options["label_smoothing"] = 0.1
+            losses.insert(place, replace(losses[0], function="mse_loss", options={}))
+    assert "loss_options" not in {difference.name for difference in differences(both)}
+
+
 def test_a_factor_of_the_loss_that_the_gradient_has_not_is_no_difference() -> None:
     """The script may add up the loss of all targets, and divide the gradients."""
 

@@ -8,6 +8,7 @@ AcceptableCause = Literal[
     "batch_norm_of_share",
     "buffers_differ",
     "equal_draws",
+    "gradient_kept",
     "gradient_rescaled",
     "local_steps",
     "precision",
