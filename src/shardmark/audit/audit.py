@@ -117,8 +117,9 @@ def refusal_of(records: Sequence[Record]) -> str:
     refusal = next((record.refusal for record in records if record.refusal), "")
     if not refusal and any(record.names != records[0].names for record in records):
         return "the ranks train different parameters (pipeline or expert parallel)"
-    alike = all(record.copied == records[0].copied for record in records)
-    if not refusal and alike and any(r.copied and r.start != records[0].start for r in records):
+    same_model = all(record.copied == records[0].copied for record in records)
+    others = any(record.copied and record.start != records[0].start for record in records)
+    if not refusal and same_model and others:
         return "each rank's optimizer has copies of other parameters, as of a ZeRO written by hand"
     return refusal
 

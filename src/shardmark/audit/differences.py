@@ -465,9 +465,9 @@ def of_loss(scripts: Scripts) -> Iterator[Finding]:
         )
         return
     arguments = signature(getattr(functional, b[0].function)).parameters
-    other = next(call for call in a if call.function == b[0].function)
-    for key in sorted({*other.options, *b[0].options} - {"reduction"}):
-        values = [call.options.get(key, arguments[key].default) for call in (b[0], other)]
+    same = next(call for call in a if call.function == b[0].function)
+    for key in sorted({*same.options, *b[0].options} - {"reduction"}):
+        values = [call.options.get(key, arguments[key].default) for call in (b[0], same)]
         if values[0] != values[1]:
             yield differing(
                 "loss_options",
