@@ -24,9 +24,9 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_626),
     "compare": (("cli/compare.py",), 69, 11_104),
     "plan": (("cli/plan.py",), 117, 22_139),
-    "run": (("cli/run.py",), 150, 27_666),
-    "time": (("cli/time.py",), 157, 29_026),
-    "verify": (("cli/verify.py",), 133, 24_804),
+    "run": (("cli/run.py",), 150, 27_669),
+    "time": (("cli/time.py",), 157, 29_029),
+    "verify": (("cli/verify.py",), 133, 24_807),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,8 +35,8 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (57, 8_917)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_581
-SHORT_HELPERS = 192
+SOURCE_LINES = 75_584
+SHORT_HELPERS = 193
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,9 +48,10 @@ def decided_cells(
 def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
     """Return the measured rows that need more repeats, some of them twice.
 
-    A row is decided if its interval's half width is at most `until` of its value, or if its
-    differences to its baseline and to its group's fastest row are significant.  Repeats are paired,
-    so these two rows are repeated as long as a row that is compared with them.
+    A row is decided if its differences to its baseline and to its group's fastest row are
+    significant, or if it and those that it does not differ from are known precisely: the half width
+    of an interval is at most `until` of its value.  Repeats are paired, so these two rows are
+    repeated as long as a row that is compared with them.
     """
     undecided: list[Row] = []
     for group in groups_of(rows):
@@ -60,15 +62,16 @@ def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
         anchors = {at for at, row in enumerate(measured) if row.verdict == BASELINE}
         if measured:
             anchors.add(max(range(len(measured)), key=lambda at: rate_of(measured[at])))
+        narrow = {at for at, row in enumerate(measured) if _is_narrow(row, until)}
         for at, row in enumerate(measured):
-            others = range(len(measured)) if at in anchors else anchors
-            pairs = {(min(at, other), max(at, other)) for other in others if other != at}
-            estimate = estimate_mean(list(row.values[METRIC].values()))
-            is_narrow = (
-                not row.disturbed
-                and estimate.half_width is not None
-                and estimate.half_width <= until * estimate.value
-            )
-            if not (is_narrow or (pairs and pairs <= shown)):
+            others = ({*range(len(measured))} if at in anchors else anchors) - {at}
+            left = {o for o in others if (min(at, o), max(at, o)) not in shown}
+            if not ({at, *left} <= narrow or (others and not left)):
                 undecided += [row, *(measured[other] for other in anchors)]
     return undecided
+
+
+def _is_narrow(row: Row, until: float) -> bool:
+    estimate = estimate_mean(list(row.values[METRIC].values()))
+    half_width = math.inf if row.disturbed else estimate.half_width
+    return half_width is not None and half_width <= until * estimate.value

@@ -32,12 +32,14 @@ def cell(strategy: str, rates: Sequence[float], factor: float = 1.0, **changes: 
         ([cell("ddp", NOISY)], set()),
         # The noisy one is held against the fastest, which goes on with it.
         ([cell("ddp", CALM, 2.0), cell("fsdp", NOISY), cell("zero-1", CALM)], {"zero-1"}),
+        # The precise one is held against the noisy one by its repeats.
+        ([cell("ddp", NOISY, 2.0), cell("fsdp", CALM)], set()),
         # All noise is shared: the difference is known, though no value is.
         ([cell("ddp", NOISY), cell("fsdp", (40.0, 50.01, 62.48))], {"ddp", "fsdp"}),
         ([cell("ddp", CALM), cell("fsdp", CALM, disturbed=(0, 1, 2))], set()),
         ([cell("ddp", CALM), cell("fsdp", CALM, outcome=Outcome.OUT_OF_MEMORY)], {"ddp", "fsdp"}),
     ],
-    ids=["narrow", "noisy", "pairs stay together", "shown", "disturbed", "failed"],
+    ids=["narrow", "noisy", "pairs stay together", "beside noise", "shown", "disturbed", "failed"],
 )
 def test_precise_or_inferior_cells_are_decided(
     tmp_path: Path, cells: list[Cell], decided: set[str]
