@@ -73,7 +73,7 @@ LOSS_CHUNKS = 2
 ADAPTED = ("language", "own")
 """Workloads that take adapters."""
 IMAGE_SIZE = 224
-OTHER_IMAGE_SIZES = {"vit_cifar": 32, "inception_v3": 299}
+OTHER_IMAGE_SIZES = {"vit_cifar": 32, "vit_digits": 8, "inception_v3": 299}
 """Sizes of models that are built for others than `IMAGE_SIZE`."""
 
 

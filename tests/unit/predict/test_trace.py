@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.profiler import profile
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models.detection.roi_heads import RoIHeads
 
@@ -379,9 +379,7 @@ def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> 
     chosen = recipe(optimizer={"name": optimizer, "lr": 0.1})
     worker = build_strategy("single", {}).start(workload, chosen, ALONE)
     assert not isinstance(worker, Server)
-    with profile(
-        activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-    ) as profiled:
+    with profile(profile_memory=True, use_kineto=True) as profiled:
         worker.step(workload.batch(range(8)), NoSpans())
         since = time.time_ns()
         worker.step(workload.batch(range(8)), NoSpans())

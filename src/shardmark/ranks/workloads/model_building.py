@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.recipe import Weights
-from shardmark.ranks.workloads.models import is_user_function, registered_names
+from shardmark.ranks.workloads.models import SMALL_VITS, is_user_function, registered_names
 
 if TYPE_CHECKING:
     from shardmark.ranks.workloads.base import Workload
@@ -209,18 +210,17 @@ def _constructor(name: str, image_size: int) -> tuple[Callable[..., object], dic
     """The function to call, and the arguments that the data and the benchmark require."""
     if is_user_function(name):
         return user_function(name), {}
-    if name == "vit_cifar":
-        return _vit_cifar, {"image_size": image_size}
+    if name in SMALL_VITS:
+        return partial(_small_vit, **SMALL_VITS[name]), {"image_size": image_size}
     if not name.startswith("timm:") and name in registered_names("torchvision"):
         return _torchvision(name, image_size)
     return _timm(name.removeprefix("timm:"), image_size)
 
 
-def _vit_cifar(**options: Any) -> nn.Module:
+def _small_vit(**options: Any) -> nn.Module:
     from torchvision.models import VisionTransformer
 
-    shape = {"patch_size": 4, "num_layers": 6, "num_heads": 4, "hidden_dim": 256, "mlp_dim": 512}
-    return cast("nn.Module", VisionTransformer(**{**shape, **options}))
+    return cast("nn.Module", VisionTransformer(**{"patch_size": 4, "num_heads": 4, **options}))
 
 
 def _torchvision(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:

@@ -18,6 +18,7 @@ MODELS: dict[str, str] = {
     "resnet50": "residual network with bottlenecks, 25.6 M parameters (He et al., 2016)",
     "mobilenet_v2": "inverted residuals, 3.5 M parameters (Sandler et al., 2018)",
     "vit_cifar": "small vision transformer for 32 x 32 images, 3.2 M parameters",
+    "vit_digits": "smaller vision transformer for digits of 8 x 8, 0.9 M parameters",
     "vit_b_16": "vision transformer, 86.6 M parameters (Dosovitskiy et al., 2021)",
     "vgg16": "plain convolutions, 138 M parameters (Simonyan and Zisserman, 2015)",
     "efficientnet_v2_s": "EfficientNetV2 small, 21.5 M parameters (Tan and Le, 2021)",
@@ -26,7 +27,11 @@ MODELS: dict[str, str] = {
     "convnext_large": "ConvNeXt large, 198 M parameters (Liu et al., 2022)",
     "densenet121": "densely connected layers, 8.0 M parameters (Huang et al., 2017)",
 }
-"""Name -> one line (parameters with 1,000 classes, `vit_cifar` with 10)."""
+"""Name -> one line (parameters with 1,000 classes, those of `SMALL_VITS` with 10)."""
+SMALL_VITS = {
+    "vit_cifar": {"num_layers": 6, "hidden_dim": 256, "mlp_dim": 512},
+    "vit_digits": {"num_layers": 3, "hidden_dim": 192, "mlp_dim": 384},
+}
 
 OTHER_MODELS: dict[str, str] = {
     "any other torchvision name": "every classification model of torchvision.models",

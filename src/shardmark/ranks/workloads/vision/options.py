@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from shardmark.ranks.workloads.models import (
     MODELS,
+    SMALL_VITS,
     check_model_name,
     is_user_function,
     only_in_timm,
@@ -93,7 +94,7 @@ class ClassificationOptions(PictureOptions):
                 "download is true; only mnist, cifar10 and weights: default can be downloaded"
             )
         if self.weights == DEFAULT and (
-            is_user_function(self.model) or self.model == "vit_cifar" or only_in_timm(self.model)
+            is_user_function(self.model) or self.model in SMALL_VITS or only_in_timm(self.model)
         ):
             raise ValueError(
                 f"weights is default; torchvision has none for {self.model}: use null or a file"

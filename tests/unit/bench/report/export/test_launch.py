@@ -185,7 +185,7 @@ def test_deepspeed_is_the_strategy_s_own_configuration(tmp_path: Path) -> None:
     strategy = trial.built_strategy
     assert isinstance(strategy, Zero)
     own = strategy.config(trial.recipe, "cuda")
-    assert content == own | {"train_micro_batch_size_per_gpu": 8}, "64 / 4 ranks / 2"
+    assert content == own | {"train_micro_batch_size_per_gpu": 16}, "128 / 4 ranks / 2"
     script = (tmp_path / "out" / "launch.sh").read_text()
     assert "torchrun --nproc-per-node 4 --standalone" in script
     assert '--deepspeed_config "$folder/deepspeed.json"' in script
@@ -201,7 +201,7 @@ def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) ->
     settings = files["settings.json"]
     assert settings["wrapper"] == "torch.nn.parallel.DistributedDataParallel"
     assert settings["arguments"]["bucket_cap_mb"] == 25
-    assert (settings["global_batch"], settings["micro_batch"]) == (64, 16)
+    assert (settings["global_batch"], settings["micro_batch"]) == (128, 32)
     assert settings["optimizer"]["lr"] == 0.001
     script = files["launch.sh"].splitlines()
     assert script[-1] == 'exec torchrun --nproc-per-node 4 --standalone "$@"'
