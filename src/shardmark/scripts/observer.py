@@ -432,7 +432,7 @@ class Observer:
             step.gradients[chosen] = [copy for copy, _ in copies]
             step.local_norms += [0.0] * (len(self._parameters) - len(step.local_norms))
             step.local_norms[chosen] = [norm / scale for norm in local_norms(parameters)]
-            norms, counts = zip(*(size for _, size in copies), strict=True)
+            norms, counts = [size[0] for _, size in copies], [size[1] for _, size in copies]
             step.sizes = [(math.hypot(*norms), sum(counts))] if deepspeed else []
             limit = float(optimizer.gradient_clipping()) if deepspeed else 0.0
             if limit:

@@ -40,10 +40,10 @@ FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
 PREFIX = re.compile(r"^(\[\w+\d+\]:)?[ \t]*|[ \t]+$", re.MULTILINE)
 ERROR = re.compile(
-    r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*(: error: |t open file"
-    r"|: No module)"
+    r"(?!.*(ChildFailedError|ProcessRaisedException))[\w.]*(Error|Exception|Interrupt|Exit)\b.*"
+    r"|.*(: error: |t open file|: No module)"
 )
-"""Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
+"""Lines with which Python and argparse end; torchrun and mp.spawn add an error of their own."""
 FRAME = re.compile(
     r'File "(?!<|.*/(?:site-packages|bin|shardmark/(?:scripts|audit|ranks))/|.*/lib/python3)'
     r'([^"]+)", line (\d+)'

@@ -421,6 +421,13 @@ def test_an_error_has_the_line_of_the_script_and_not_of_a_library(tmp_path: Path
     lines = [f'[rank0]:   File "{file}", line {number}, in main' for file, number in frames]
     run.log.write_text("\n".join(["Traceback:", *lines, "[rank0]: IndexError: out of range"]))
     assert run.error() == "IndexError: out of range (train.py:9)"
+    spawned = [
+        "Traceback (most recent call last):", lines[1].replace("9", "20"),
+        "torch.multiprocessing.spawn.ProcessRaisedException: ", "",
+        "-- Process 1 terminated with the following error:",
+    ]  # fmt: skip
+    run.log.write_text("\n".join([*spawned, *lines, "IndexError: out of range"]))
+    assert run.error() == "IndexError: out of range (train.py:9)"
 
 
 def test_a_gradient_of_zero_shows_nothing() -> None:
