@@ -120,7 +120,7 @@ def _time(row: Row, other: Row) -> str:
         return ""
     # Which of two parts of like size is the largest, chance decides.
     main = sorted((part for part in parts if parts[part] >= most / 2), key=lambda p: -parts[p])
-    answer = f"{' and '.join(f'+{milliseconds(parts[part])} of {part}' for part in main)} a step"
+    answer = f"each step has {' and '.join(f'{milliseconds(parts[p])} more of {p}' for p in main)}"
     calls, fewer = (either.metrics.get("collective_calls") for either in (row, other))
     if NAMES["communication"] in main and calls and fewer and calls.value > fewer.value > 0:
         answer += f", {short(calls.value)} collectives instead of {short(fewer.value)}"

@@ -39,7 +39,7 @@ def test_answer_names_the_largest_part(
     (line,) = why(tmp_path, fast, cell("zero-0", 2, slow, exposed_communication_seconds=exposed))
     assert line.startswith("Why is zero-0 slower than ddp?")
     more_seconds = slow["step_seconds"] - FAST["step_seconds"]
-    assert f"+{1000 * more_seconds:.0f} ms of {NAMES[said]} a step" in line
+    assert f"each step has {1000 * more_seconds:.0f} ms more of {NAMES[said]}" in line
 
 
 def test_a_single_process_has_no_exposed_communication_to_record(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_single_process_has_no_exposed_communication_to_record(tmp_path: Path)
     pair = cell("single", 1, FAST), cell("fsdp", 2, slow, exposed_communication_seconds=0.139)
     line = why(tmp_path, *pair)[0]
     assert "slower" in line
-    assert "+139 ms of communication that nothing hides and +131 ms of computing a step" in line
+    assert "139 ms more of communication that nothing hides and 131 ms more of computing" in line
 
 
 def test_slower_larger_group_is_explained(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_a_difference_that_no_part_explains_has_no_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("exposed", "answer"),
-    [(0.1, "+100 ms of communication that nothing hides a step, 12 collectives instead of 3"),
-     (0.0, "+90 ms of computing and the script's own code between the passes a step")],
+    [(0.1, "100 ms more of communication that nothing hides, 12 collectives instead of 3"),
+     (0.0, "90 ms more of computing and the script's own code between the passes")],
 )  # fmt: skip
 def test_scripts_that_mark_no_forward_pass_are_explained(
     tmp_path: Path, exposed: float, answer: str
@@ -92,7 +92,7 @@ def test_scripts_that_mark_no_forward_pass_are_explained(
     slow = steps(data=0.02, forward=0.12, backward=0.27, optimizer=0.01)
     more = marked | {"exposed_communication_seconds": exposed, "collective_calls": 12}
     (line,) = why(tmp_path, fast, cell("zero-0", 2, slow, **more))
-    assert line == f"Why is zero-0 slower than ddp?  {answer}"
+    assert line == f"Why is zero-0 slower than ddp?  each step has {answer}"
 
 
 def memory_cell(strategy: str, state: float, activations: float, rest: float = 0.0) -> Cell:
