@@ -14,6 +14,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.crashes import (  # noqa: F401  (pytest finds its hooks here)
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 from tests.kept_engine import kept_engine  # noqa: F401  (a fixture)
 from tests.workers import (  # noqa: F401  (pytest finds its hooks here)
     pytest_collection,

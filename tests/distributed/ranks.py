@@ -9,6 +9,7 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,22 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import ProcessException, start_processes
+from torch.multiprocessing.spawn import (
+    ProcessException,
+    ProcessExitedException,
+    start_processes,
+)
 
 from shardmark.base.system.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.bench.launch.local.fork_server import ENVIRONMENT
 from shardmark.ranks.strategies.base import RankContext
 from tests import ROOT
+from tests.crashes import CRASHES
 
 JOIN_SECONDS = 350
 STDERR = 2
+NATIVE_CRASHES = {"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL"}
+"""A library's: nothing here is compiled.  No rank of a test sends them to itself."""
 
 
 def run_ranks(
@@ -38,8 +46,29 @@ def run_ranks(
     """Run `work(process, *arguments)` in each rank of a group; return the results in rank order.
 
     The group meets at a file, since a port could be taken; ranks that hang are ended.  Over gloo,
-    and with CUDA devices over NCCL as well.
+    and with CUDA devices over NCCL as well.  A group of which a library crashes is run once more,
+    and the run of all tests ends with the stack.
     """
+    group = partial(_run, work, arguments, world_size, device_type, join_seconds)
+    try:
+        return group(directory)
+    except ProcessExitedException as crash:
+        if crash.signal_name not in NATIVE_CRASHES:
+            raise
+        CRASHES.append(f"{crash}\n{_logs(directory)}")
+    again = directory / "again"
+    again.mkdir()
+    return group(again)
+
+
+def _run(  # noqa: PLR0917  (its caller gives them once, for two runs)
+    work: Callable[..., Any],
+    arguments: Any,
+    world_size: int,
+    device_type: str,
+    join_seconds: float,
+    directory: Path,
+) -> list[Any]:
     on_cpu = device_type == "cpu"
     if on_cpu:
         _start_server()
@@ -56,8 +85,7 @@ def run_ranks(
             if time.monotonic() > deadline:
                 raise TimeoutError(f"ranks were not done after {join_seconds:g} s")
     except (ProcessException, TimeoutError):
-        for path in sorted(directory.glob("*.log")):
-            print(path.name, path.read_text(errors="replace"), sep="\n")
+        print(_logs(directory))
         raise
     finally:
         for process in context.processes:
@@ -66,6 +94,13 @@ def run_ranks(
                 process.join()
     # What this process's own ranks pickled a moment ago.
     return [pickle.loads((directory / f"{r}.pickle").read_bytes()) for r in range(world_size)]
+
+
+def _logs(directory: Path) -> str:
+    return "\n".join(
+        f"{path.name}\n{path.read_text(errors='replace')}"
+        for path in sorted(directory.glob("*.log"))
+    )
 
 
 def _start_server() -> None:

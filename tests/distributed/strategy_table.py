@@ -785,13 +785,19 @@ EVERY_STRATEGY = {
 """Rows of 2 and 4 ranks in the default run: each strategy, and faults and refusals of each kind."""
 
 
+COMPARED = {"ddp", "ddp, language", *WITH_BF16_WEIGHTS}
+"""Probes of 2 ranks that probes of variants are compared with: both runs have them."""
+
+
 def divide(table: dict[Group, Any]) -> None:
     """Move the rows that the default run leaves out to groups of their own."""
     for group in VARIANTS.keys() & table.keys():
         rows = table[group]
         table[group] = {name: row for name, row in rows.items() if name in EVERY_STRATEGY}
         table[VARIANTS[group]] = {
-            name: row for name, row in rows.items() if name not in EVERY_STRATEGY
+            name: row
+            for name, row in rows.items()
+            if name not in EVERY_STRATEGY or (table is PROBES and name in COMPARED)
         }
 
 
