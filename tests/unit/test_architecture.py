@@ -21,21 +21,21 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_626),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_637),
     "compare": (("cli/compare.py",), 69, 11_104),
-    "plan": (("cli/plan.py",), 117, 22_145),
-    "run": (("cli/run.py",), 150, 27_674),
-    "time": (("cli/time.py",), 157, 29_034),
-    "verify": (("cli/verify.py",), 133, 24_812),
+    "plan": (("cli/plan.py",), 117, 22_157),
+    "run": (("cli/run.py",), 150, 27_686),
+    "time": (("cli/time.py",), 157, 29_043),
+    "verify": (("cli/verify.py",), 133, 24_824),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (57, 8_922)
+RANK_OF_DDP = (57, 8_923)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_590
+SOURCE_LINES = 75_599
 SHORT_HELPERS = 193
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

@@ -311,14 +311,11 @@ def _commands(arguments: list[str]) -> list[str]:
 
 def measured_command(typed: Sequence[str] | str) -> ScriptCommand:
     """Parse a command.  Raises `InputError` for {ranks}, and for options that would not count."""
-    from shardmark.scripts.command import RANKS, parse_command
+    from shardmark.scripts.command import parse_command
 
     command = parse_command(typed)
     place = f"command {(typed if isinstance(typed, str) else shlex.join(typed))!r}"
-    if command.names_ranks:
-        problem = f"{RANKS} is for audit: time and why measure what torchrun starts, or one process"
-        allowed = "let torchrun start the ranks, not the script (mp.spawn), and write their number"
-        raise InputError(place, problem, allowed)
+    command.check_launched(place)
     if command.options:
         problem = f"{shlex.join(command.options)} would not count: Shardmark itself starts ranks"
         allowed = "leave it out, or put variables and wrappers before shardmark (A=1 shardmark ...)"

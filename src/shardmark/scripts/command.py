@@ -113,6 +113,17 @@ class ScriptCommand:
         """True if the command says how many ranks the script starts itself, or divides by."""
         return any(RANKS in word for word in (*self.words, *self.script))
 
+    def check_launched(self, place: str) -> None:
+        """Raise `InputError` with the place if the script starts its ranks itself."""
+        if self.names_ranks:
+            problem = (
+                f"{RANKS} is for audit: all else measures what torchrun starts, or one process"
+            )
+            allowed = (
+                "let torchrun start the ranks, not the script (mp.spawn), and write their number"
+            )
+            raise InputError(place, problem, allowed)
+
     def with_ranks(self, ranks: int) -> list[str]:
         """Words that start the script on a number of ranks of this machine."""
         return [word.replace(RANKS, str(ranks)) for word in self._launched(ranks)]

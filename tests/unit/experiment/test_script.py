@@ -140,6 +140,7 @@ def test_other_workloads_need_a_recipe_as_before() -> None:
         ("missing.py", "no file 'missing.py'"),
         ("python -m missing.module", "no module 'missing.module'"),
         ("torchrun --nproc-per-node 2 train.py", "itself starts ranks"),
+        ("train.py --world-size {ranks}", "{ranks} is for audit"),
         ("train.py 'open", "No closing quotation"),
         ("", "it is empty"),
     ],
@@ -252,7 +253,7 @@ def test_only_audit_writes_the_number_of_ranks_into_a_command(
 ) -> None:
     assert main([*words, "--", "python", "train.py", "--world-size", "{ranks}"]) == 2
     printed = capsys.readouterr().err
-    assert "{ranks} is for audit: time and why measure what torchrun starts, or one" in printed
+    assert "{ranks} is for audit: all else measures what torchrun starts, or one" in printed
 
 
 @pytest.mark.usefixtures("script")

@@ -63,6 +63,7 @@ class ScriptOptions(WorkloadOptions):
         from shardmark.scripts.command import parse_command
 
         command = parse_command(_split(self.command)[2])
+        command.check_launched(f"command {self.command!r}")
         if command.launcher != "python" or len(command.words) > 1:
             raise InputError(
                 f"command {self.command!r}",
