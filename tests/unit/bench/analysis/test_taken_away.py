@@ -249,11 +249,13 @@ def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
     found = explanation_of(samples(quiet), ["no_peers"])
     assert not found.parts
     assert "Nothing is lost of 100 ms" in answer_of(found)
+    assert lines_of(found)[2:] == ["  100 ms  computing"]
     noisy = samples(quiet)
     noisy.by_variant["no_peers"][0] = sample(0.060, 0.1, 0.1)
     found = explanation_of(noisy, ["no_peers"])
     assert not found.parts
     assert "Not decided by these rounds: communication" in answer_of(found)
+    assert "  100 ms  computing, with what is not decided" in lines_of(found)
 
 
 def test_a_step_of_seconds_has_no_exponent() -> None:

@@ -92,7 +92,8 @@ def lines_of(explanation: Explanation) -> list[str]:
         )
     update = explanation.update
     of_it = f", {_interval(update)} of it the optimizer's update" if update else ""
-    lines.append(f"  {_milliseconds(explanation.computing_seconds)} ms  computing{of_it}")
+    open_ = ", with what is not decided" if explanation.undecided or explanation.unknown else ""
+    lines.append(f"  {_milliseconds(explanation.computing_seconds)} ms  computing{open_}{of_it}")
     total = sum(part.seconds.value for part in explanation.all_parts)
     if total > 1.1 * (explanation.step.value - explanation.computing_seconds):
         lines.append("  the parts overlap: together they are less than their sum")
