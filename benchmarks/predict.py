@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import product
-from math import exp, log
+from math import ceil, exp, floor, log
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -38,7 +38,7 @@ from shardmark.base.recipe import Recipe
 from shardmark.predict import memory
 from shardmark.predict.anchor import SHARED, calibrate_compute
 from shardmark.predict.hardware.catalogue import GiB
-from shardmark.predict.intervals import RESIDUALS, Basis, residuals_of
+from shardmark.predict.intervals import RESIDUALS, Basis, Residuals
 from shardmark.predict.published import PublishedSpeed
 from shardmark.predict.step import Factors, Step
 from shardmark.predict.timing import CONSTANTS, Constants
@@ -84,6 +84,7 @@ ROWS = 8
 LOOP = "adamw of transformers"
 """Optimizer that updates one parameter after the other, with one temporary of its size."""
 WITHIN = 1.3
+COVERAGE = 0.90
 NAIVE_SHARE = 0.4
 """Naive rule without a measurement: all cards reach this fraction of their peak."""
 WORST = 0.25
@@ -477,6 +478,18 @@ def balanced(residuals: Sequence[tuple[str, float]]) -> list[float]:
         by_source[source].append(residual)
     most = max(ROWS, len(residuals) // 5)
     return [r for of in by_source.values() for r in sorted(of)[:: -(-len(of) // most)]]
+
+
+def residuals_of(logarithms: Iterable[float]) -> Residuals:
+    """Return the quantiles of log(measured / predicted), such that the next one lies inside them.
+
+    Source: conformal prediction, Vovk et al., Algorithmic Learning in a Random World (2005).
+    """
+    ordered = sorted(logarithms)
+    tail = (1 - COVERAGE) / 2
+    low = max(0, floor((len(ordered) + 1) * tail) - 1)
+    high = min(len(ordered), ceil((len(ordered) + 1) * (1 - tail))) - 1
+    return Residuals(exp(ordered[low]), exp(ordered[high]))
 
 
 def covered(of: Sequence[tuple[str, float]], kind: Basis, held_out: bool) -> float:

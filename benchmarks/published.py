@@ -282,6 +282,8 @@ def question_of(row: dict[str, str]) -> Question:
         raise ValueError("no speed is stated")
     if LOADER.search(row["notes"]):
         raise ValueError("its source says that its data loader bounds it")
+    if "timed steps contain evaluations" in row["notes"]:
+        raise ValueError("its times contain evaluations")
     ranks, per_node = _sizes(row)
     said = f"{row['strategy']} {row['task']} {row['model']}".lower()
     whole = f"{said} {row['seq_len_or_image']} {row['notes'].lower()}"

@@ -8,12 +8,14 @@ import shlex
 from dataclasses import astuple, fields
 from math import exp
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from benchmarks.harness import RESULTS, ROOT
 from benchmarks.predict import (
     CASES,
+    COVERAGE,
     PUBLISHED,
     RECENT,
     TOLERANCE,
@@ -22,6 +24,7 @@ from benchmarks.predict import (
     measured,
     other_cards,
     planned,
+    residuals_of,
     scale_out,
 )
 from benchmarks.published import COLUMNS, case_of, planner_of, question_of, read, rows_of
@@ -236,6 +239,16 @@ def test_what_a_source_does_not_state_is_not_asked() -> None:
         assert (recipe.precision, recipe.tf32) == ("fp32", tf32)
 
 
+def test_intervals_hold_the_next_run_nine_times_in_ten() -> None:
+    random = Random(0)
+    held = 0
+    for _ in range(400):
+        made = residuals_of(random.gauss(0.02, 0.05) for _ in range(60))
+        low, high = made.around(1.0)
+        held += low <= random.lognormvariate(0.02, 0.05) <= high
+    assert held / 400 == pytest.approx(COVERAGE, abs=0.045)
+
+
 def test_published_speeds_that_ship_are_rows_of_the_data() -> None:
     rows = {
         (row["source"].split(" ")[0].split("(")[0], row["model"])
@@ -261,6 +274,7 @@ def test_published_speeds_that_ship_are_rows_of_the_data() -> None:
         ({"throughput_unit": "s/epoch"}, "samples of an epoch"),
         ({"throughput_unit": "furlongs"}, "its speed is in furlongs"),
         ({"notes": ROW["notes"].replace("48", "8")}, "data loader"),
+        ({"notes": "its timed steps contain evaluations"}, "its times contain evaluations"),
         ({"model": "secret", "params_b": ""}, "no such model"),
         ({"model": "secret", "params_b": "", "task": "LM"}, "size is not stated"),
     ],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, exp, floor
 from typing import Literal
 
 from shardmark.predict.timing import Stack
@@ -12,7 +11,6 @@ from shardmark.predict.timing import Stack
 Basis = Stack | Literal["images", "more ranks", "more nodes", "another model", "another card"]
 """Origin of a prediction: the published runs of language models with a stack, those of images, or
 a measurement and its difference from the predicted run, of which the last that applies counts."""
-COVERAGE = 0.90
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +37,6 @@ RESIDUALS: Mapping[Basis, Residuals] = {
 
 Each source was left out of the choice of the constants, and none has more than a fifth of the runs.
 """
-
-
-def residuals_of(logarithms: Iterable[float]) -> Residuals:
-    """Return the quantiles of log(measured / predicted), such that the next one lies inside them.
-
-    Source: conformal prediction, Vovk et al., Algorithmic Learning in a Random World (2005).
-    """
-    ordered = sorted(logarithms)
-    tail = (1 - COVERAGE) / 2
-    low = max(0, floor((len(ordered) + 1) * tail) - 1)
-    high = min(len(ordered), ceil((len(ordered) + 1) * (1 - tail))) - 1
-    return Residuals(exp(ordered[low]), exp(ordered[high]))
 
 
 def interval(seconds: float, basis: Basis) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from shardmark.base.recipe import Optimizer
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import Override, from_mapping, preset_names
 from shardmark.experiment.messages import nearest
+from shardmark.predict.hardware.catalogue import GiB
 from shardmark.predict.timing import Stack
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import options_class
@@ -40,6 +41,7 @@ from shardmark.ranks.workloads.language.options import (
     ATTENTION,
     ENCODERS,
     HUGGING_FACE,
+    LanguageOptions,
 )
 from shardmark.ranks.workloads.models import (
     check_model_name,
@@ -64,17 +66,29 @@ REFERENCE = {
     False: "no reference model or generation as in DPO or GRPO",
 }
 FUSED_LOSSES = (
-    *("gemma", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "olmo2", "phi3"),
-    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+    *("gemma", "gemma3", "gemma3_text", "glm4", "gpt_oss", "hunyuan_v1_dense", "llama", "llama4"),
+    *("mistral", "mistral3", "mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_5_vl"),
+    *("qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl", "qwen3_vl_moe"),
+    *("smollm3", "smolvlm"),
 )
 """Model types whose output layer and loss Liger Kernel, Unsloth or torchtune compute in pieces."""
 LOSS_CHUNKS = 2
 """Pieces of that loss: programs that fuse it need less memory, and others of the stack more."""
+LOGIT_BYTES = 12
+"""Bytes of a logit in a loss that is not fused: its fp32 value, its probability, its gradient."""
 ADAPTED = ("language", "own")
 """Workloads that take adapters."""
+IMAGES = 64
+"""Images of a GPU in a step of a classifier."""
 IMAGE_SIZE = 224
 OTHER_IMAGE_SIZES = {"vit_cifar": 32, "vit_digits": 8, "inception_v3": 299}
 """Sizes of models that are built for others than `IMAGE_SIZE`."""
+SIZE_IN_NAME = re.compile(r"(?:patch|window)\d+\w*_(\d{3})\b")
+"""Names of torchvision and timm that end with the size of the images."""
+PICTURES = re.compile(r"(beit|convnext(v2)?|deit|efficientnet|regnet|resnet|swin(v2)?|vit)-.*")
+"""Names at Hugging Face of models that torchvision or timm have, with as many parameters."""
+PRETRAINED = re.compile(r"-(pt|ft|in)?\d+k\b")
+"""Marks of weights in such a name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +155,18 @@ def experiment_of(
     count = recipe.per_rank_batch or recipe.global_batch
     sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
     pictures = "image" in model.sample
+    is_picture_model = model.workload["name"] == "classification"
+    named_otherwise = not name.endswith(sizes) and (sizes in shipped() or is_picture_model)
     parts = [
-        *([f"the sizes of {sizes}"] if sizes in shipped() and not name.endswith(sizes) else []),
+        *([f"the sizes of {sizes}"] if named_otherwise else []),
         f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step",
         *(["loaders that keep up"] if pictures else []),
         *(["no channels_last"] if pictures and not recipe.channels_last else []),
         _optimizer(recipe.optimizer),
         _recomputation(recipe.activation_checkpointing),
     ]
-    if (pieces := getattr(experiment.workload, "loss_chunks", 1)) > 1:
-        parts.append(f"loss in {pieces} pieces")
+    if isinstance(experiment.workload, LanguageOptions) and experiment.workload.loss_chunks > 1:
+        parts.append(_pieces(experiment.workload, (count or 1) // recipe.gradient_accumulation))
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     if model.workload["name"] == "language":
@@ -171,6 +187,15 @@ def _software(
     kind = (stored_configuration(name) or {}).get("model_type", name.removeprefix(PREFIX))
     in_pieces = kind in FUSED_LOSSES and not divides_layers
     return {**attention, **({"loss_chunks": LOSS_CHUNKS} if in_pieces else {})}
+
+
+def _pieces(workload: LanguageOptions, samples: int) -> str:
+    """Return, for example, `loss in 2 pieces (in one, without Liger: up to 2 GiB more)`."""
+    pieces = workload.loss_chunks
+    logits = samples * workload.sequence_length * (workload.model_rows or 0)
+    more_gib = (1 - 1 / pieces) * LOGIT_BYTES * logits / GiB
+    one = f"in one, without Liger: up to {more_gib:.2g} GiB more"
+    return f"loss in {pieces} pieces ({one})" if logits else f"loss in {pieces} pieces"
 
 
 def _optimizer(optimizer: Optimizer) -> str:
@@ -241,6 +266,8 @@ def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
     has_file = folder.suffix == ".json" or (folder / "config.json").is_file()
     if is_user_function(name):
         return _of_user(name, sequence_length)
+    if not has_file and (picture := _picture_model(name.removeprefix(PREFIX))) is not None:
+        return _of_pictures(*picture)
     if name.startswith(PREFIX) or has_file or "/" in name:
         return _of_transformers(name, sequence_length)
     detectors = options_class("detection").models
@@ -263,14 +290,34 @@ def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
     return _of_pictures(name)
 
 
-def _of_pictures(name: str) -> NamedModel:
-    size = OTHER_IMAGE_SIZES.get(name, IMAGE_SIZE)
+def _picture_model(name: str) -> tuple[str, int | None] | None:
+    """Return the name in torchvision or timm of a model of images at Hugging Face, and the size of
+    the images where the library's name has none.  Return None for another name."""
+    text = PRETRAINED.sub("", name.rpartition("/")[2].lower())
+    if shipped_name(name) is not None or PICTURES.fullmatch(text) is None:
+        return None
+    without_size, _, size = text.rpartition("-")
+    for spelling, pixels in (
+        *((text, None), (text.replace("-patch4", ""), None)),  # timm's Swin v2 names no patch
+        (without_size, size),
+    ):
+        for prefix, library in (("", "torchvision"), ("timm:", "timm")):
+            names = {re.sub(r"\W|_", "", other): other for other in registered_names(library)}
+            if (model := names.get(re.sub(r"\W|_", "", spelling))) is not None:
+                return f"{prefix}{model}", int(pixels) if pixels and pixels.isdigit() else None
+    return None
+
+
+def _of_pictures(name: str, size: int | None = None) -> NamedModel:
+    size_in_name = SIZE_IN_NAME.search(name)
+    size = size or (int(size_in_name[1]) if size_in_name else None)
+    size = size or OTHER_IMAGE_SIZES.get(name, IMAGE_SIZE)
     sizes = {"image_size": size, "classes": 1000}
     workload = {"name": "classification", "model": name, "dataset": "random", **sizes}
     by_adamw = re.search(r"vit|swin|deit|beit|convnext|eva", name)  # as in their papers
     return NamedModel(
         workload=workload,
-        batch=64,
+        batch=IMAGES,
         sample=f"image of {size} x {size}",
         optimizer=ADAMW if by_adamw else SGD,
     )
@@ -299,8 +346,11 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
             sample = f"sample of 30 s, 1500 positions, and {options['target_length']} of text"
         if kind in SOUND:
             sample = f"sample of {SOUND_SECONDS} s"
+        batch = 8
+        if CLASSES[kind] == "AutoModelForImageClassification":
+            sample, batch = f"image of {IMAGE_SIZE} x {IMAGE_SIZE}", IMAGES
         task = {"name": "own", "task": TRANSFORMERS_TASK, "options": options}
-        return NamedModel(workload=task, batch=8, sample=sample)
+        return NamedModel(workload=task, batch=batch, sample=sample)
     if kind in SCANNED:
         allowed = "name a task of your own, file.py:Task, with the kernels, or measure it with run"
         raise InputError(name, "its scan cannot be traced without the kernels of GPUs", allowed)
@@ -346,9 +396,10 @@ def _stored(name: str) -> tuple[str, Mapping[str, Any]]:
         raise InputError(name, "no such file", "name a config.json that is there")
     names = (*HUGGING_FACE, *(f"{PREFIX}{other}" for other in shipped()))
     allowed = (
-        f"get its configuration by `hf download {bare} config.json --local-dir {folder.name}` (of a"
-        " diffusion model: transformer/config.json), and name the folder: `shardmark plan"
-        f" hf:{folder.name}`{nearest(model, names, count=3)}"
+        f"get the configuration of a language model by `hf download {bare} config.json --local-dir"
+        f" {folder.name}` (of a diffusion model: transformer/config.json), and name the folder:"
+        f" `shardmark plan hf:{folder.name}`; name a model of images as torchvision or timm do"
+        f" (timm:NAME){nearest(model, names, count=3)}"
     )
     raise InputError(name, "its sizes are not in the package", allowed)
 

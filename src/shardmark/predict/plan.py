@@ -50,8 +50,10 @@ COMPARED_WORK = {"tokens": 1e9, "samples": 1e6}
 PEAK_ERROR = 0.03
 """Relative error of predicted peaks: smaller differences decide nothing."""
 NO_CHECKPOINTING = "no activation checkpointing", "activation checkpointing"
-SOME_CHECKPOINTING = NO_CHECKPOINTING[0], f"{NO_CHECKPOINTING[1]} where nothing fits without it"
+SOME_CHECKPOINTING = NO_CHECKPOINTING[0], f"{NO_CHECKPOINTING[1]} where it is needed"
 """Words of an assumption, and those that replace them."""
+RECOMPUTED = 0.75
+"""Fraction of its speed that a strategy keeps at least if it recomputes its activations."""
 FP8 = "fp8 in products of blocks, else bf16"
 
 
@@ -439,9 +441,10 @@ def _plan_on(
     assumed, may_recompute = request.assumed, _may_recompute(request)
     large = may_recompute and planners[0].state_exceeds(node.node.devices * nodes[-1])
     rows = [] if large else [row for planner in planners for row in planner.rows(nodes)]
-    if may_recompute and not any(row.fit == "yes" for row in rows):
+    recomputing = _recomputing(planners, rows, nodes) if may_recompute else None
+    if recomputing is not None:
         assumed = (assumed or "").replace(*NO_CHECKPOINTING)
-        planners, rows, without = _recomputing(planners, rows, nodes)
+        planners, rows, without = recomputing
         notes += [f"On {on} {text}" for text in without]
         cells = [planner.cell for planner in planners]
     if request.assumed:
@@ -467,7 +470,7 @@ def _plan_on(
         message = "samples of this model have no tokens"
         raise InputError("--padding or --mean-length", message, "leave it out")
     notes += [f"left out: {reason}" for reason in left_out]
-    notes += _host_notes(rows)
+    notes += _placement_notes(rows)
     notes += _published_notes(_fastest(rows) if anchors is None else None, node, cells)
     waiting = {row.label: None for row in rows if row.time is not None and row.time.host_bound}
     if waiting:
@@ -492,6 +495,11 @@ def _plan_on(
         assumed=assumed,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
     )
+
+
+def _best_rate(rows: Iterable[Prediction]) -> float:
+    """Return the speed of the fastest row that fits; 0 if none does."""
+    return max((row.work_per_second for row in rows if row.fit == "yes"), default=0.0)
 
 
 def _check(price_per_hour: float | None, request: PlanRequest) -> None:
@@ -520,10 +528,18 @@ def _may_recompute(request: PlanRequest) -> bool:
 
 def _recomputing(
     planners: Sequence[Planner], rows: Sequence[Prediction], nodes: Sequence[int]
-) -> tuple[list[Planner], list[Prediction], list[str]]:
-    """Return planners with activation checkpointing, their rows, and what `rows` need instead."""
+) -> tuple[list[Planner], list[Prediction], list[str]] | None:
+    """Return planners with activation checkpointing, their rows, and what `rows` need instead.
+
+    Return None if a strategy that fits without it is faster than what fits with it.
+    """
+    fastest = max((row.work_per_second for row in rows), default=0.0)
+    if _best_rate(rows) > RECOMPUTED * fastest:
+        return None
     changed = [replace(planner, cell=CHECKPOINTING.applied(planner.cell)) for planner in planners]
     changed_rows = [row for planner in changed for row in planner.rows(nodes)]
+    if _best_rate(changed_rows) < _best_rate(rows):
+        return None
     least = min(changed_rows, key=lambda row: (not row.fits, row.device_bytes or inf))
     texts = [
         "it is planned with activation checkpointing, as usual recipes have it; without it"
@@ -662,8 +678,15 @@ def _published_notes(
         yield f"Published: {published}."
 
 
-def _host_notes(rows: Iterable[Prediction]) -> Iterator[str]:
-    """Yield what offloaded state needs of the host's memory, once for each strategy."""
+def _placement_notes(rows: Sequence[Prediction]) -> Iterator[str]:
+    """Yield how experts are placed, and, once for each strategy, what offloaded state needs of the
+    host's memory."""
+    if any(row.active_parameters and row.devices > 1 and row.memory for row in rows):
+        yield (
+            "Experts are placed as other layers are: each rank computes all of them, and gathers"
+            " them if its strategy shards. Expert parallelism, which large models usually need, is"
+            " not planned."
+        )
     largest = {
         row.label: row for row in sorted(rows, key=lambda row: row.host_bytes) if row.host_bytes
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.machine import Machine
-from shardmark.base.text import listed
+from shardmark.base.text import counted, listed
 from shardmark.experiment.matrix import unsupported_reason
 from shardmark.predict.hardware.catalogue import GiB, NodeType
 from shardmark.predict.memory import Fit, fit_of
@@ -52,8 +53,7 @@ class _Need(NamedTuple):
     """Answer for parameters, gradients and optimizer state alone."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """A change of an experiment that may save memory."""
 
     name: str
@@ -65,11 +65,12 @@ def _changed(cell: Trial, **changes: Any) -> Trial:
     return cell.changed(recipe=cell.recipe.model_copy(update=changes))
 
 
-def _fused(cell: Trial) -> Trial:
+def _with_optimizer(cell: Trial, **changes: Any) -> Trial:
+    """Change keys of the optimizer, where it has them."""
     optimizer = cell.recipe.optimizer
-    if "implementation" not in optimizer.KEYS[optimizer.name]:
+    if not changes.keys() <= {*optimizer.KEYS[optimizer.name]}:
         return cell
-    return _changed(cell, optimizer=optimizer.model_copy(update={"implementation": "fused"}))
+    return _changed(cell, optimizer=optimizer.model_copy(update=changes))
 
 
 def _with_chunks(cell: Trial) -> Trial:
@@ -97,48 +98,32 @@ def _with_adapter(name: str, cell: Trial) -> Trial:
 
 
 CHECKPOINTING = Change(
-    name="activation checkpointing",
-    setting="--set activation_checkpointing=true",
-    applied=partial(_changed, activation_checkpointing=True),
+    "activation checkpointing",
+    "--set activation_checkpointing=true",
+    partial(_changed, activation_checkpointing=True),
 )
-OFFLOAD = Change(
-    name="CPU offload",
-    setting="--set cpu_offload=true",
-    applied=partial(_changed, cpu_offload=True),
-)
+OFFLOAD = Change("CPU offload", "--set cpu_offload=true", partial(_changed, cpu_offload=True))
+FUSED = "--set optimizer.implementation=fused"
 CHANGES = (
-    Change(
-        name="fused optimizer",
-        setting="--set optimizer.implementation=fused",
-        applied=_fused,
-    ),
-    Change(
-        name="loss in 8 pieces",
-        setting="--set loss_chunks=8",
-        applied=_with_chunks,
-    ),
-    Change(
-        name="1 sample",
-        setting="--batch 1",
-        applied=partial(_changed, global_batch=None, per_rank_batch=1, gradient_accumulation=1),
-    ),
+    Change("fused optimizer", FUSED, partial(_with_optimizer, implementation="fused")),
+    Change("loss in 8 pieces", "--set loss_chunks=8", _with_chunks),
     CHECKPOINTING,
     OFFLOAD,
 )
-"""Changes under which the same is trained, first those that cost the least time."""
+"""Changes under which the same is trained, first those that cost the least time.  Fewer samples
+come before the last two."""
 CHANNELS_LAST = Change(
-    name="channels last",
-    setting="--set channels_last=true",
-    applied=partial(_changed, channels_last=True),
+    "channels last", "--set channels_last=true", partial(_changed, channels_last=True)
 )
 """A change that saves time, not memory."""
-BF16_WEIGHTS = Change(
-    name="bf16 weights",
-    setting="--set recipe.weights=bf16",
-    applied=_with_bf16_weights,
+EIGHT_BITS = "--set optimizer.state_bits=8"
+SMALLER_STATE = (
+    Change("8-bit optimizer", EIGHT_BITS, partial(_with_optimizer, state_bits=8)),
+    Change("bf16 weights", "--set recipe.weights=bf16", _with_bf16_weights),
 )
-LORA = Change(name="LoRA", setting="--adapter lora", applied=partial(_with_adapter, "lora"))
-QLORA = Change(name="QLoRA", setting="--adapter qlora", applied=partial(_with_adapter, "qlora"))
+"""Changes that train in lower precision."""
+LORA = Change("LoRA", "--adapter lora", partial(_with_adapter, "lora"))
+QLORA = Change("QLoRA", "--adapter qlora", partial(_with_adapter, "qlora"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,12 +213,15 @@ def remedies_of(
         return least.fit == "yes"
 
     before = needs([])
-    changes: Sequence[Change] = CHANGES
+    on_device = [*CHANGES[:2], *_fewer_samples(cells[0], ranks), CHECKPOINTING]
+    changes = [*on_device, OFFLOAD]
     if before is not None and before.state_fit == "no":  # without offload nothing is enough
-        changes = CHANGES[::-1] if _enough([OFFLOAD], needs) else []
+        changes = [OFFLOAD, CHECKPOINTING, *on_device[:-1]] if _enough([OFFLOAD], needs) else []
     helpful = _enough(changes, needs)
     if not add(helpful):
-        add(_enough([BF16_WEIGHTS], needs))
+        smaller = needs(SMALLER_STATE)
+        room = smaller is not None and smaller.state_fit != "no"
+        add(_enough([*on_device, *SMALLER_STATE] if room else SMALLER_STATE[1:], needs))
     recomputed = [] if cells[0].recipe.activation_checkpointing else [CHECKPOINTING]
     for adapter in (LORA, QLORA):
         alone = _enough([adapter], needs)
@@ -246,6 +234,21 @@ def remedies_of(
         remedies.append(remedy)
     fitting = [remedy for remedy in remedies if remedy.fit == "yes"]
     return tuple(fitting or sorted(remedies, key=lambda remedy: remedy.device_bytes)[:MOST])
+
+
+def _fewer_samples(cell: Trial, ranks: int) -> list[Change]:
+    """Return changes to a half, a quarter, ... of the samples of a pass, and at last to one."""
+    recipe = cell.recipe
+    changes: list[Change] = []
+    batch = recipe.per_rank_batch or (recipe.global_batch or 1) // ranks
+    samples = batch // recipe.gradient_accumulation
+    while samples > 1:
+        samples //= 2
+        applied = partial(
+            _changed, global_batch=None, per_rank_batch=samples, gradient_accumulation=1
+        )
+        changes.append(Change(counted(samples, "sample"), f"--batch {samples}", applied))
+    return changes
 
 
 def _enough(
@@ -274,7 +277,8 @@ def _enough(
 
 
 def _combined(changes: Sequence[Change]) -> Change:
-    """Return the changes as one."""
+    """Return the changes as one; the last one of an option counts."""
+    changes = [*{re.split(r"=| \d", one.setting)[0]: one for one in changes}.values()]
 
     def applied(cell: Trial) -> Trial:
         for change in changes:

@@ -77,7 +77,8 @@ def render_plan(
         *search_tables(plan),
     ]
     tables = [table for table in made if table.rows]
-    last = _last_notes(plan)
+    one_reason = len({row.reason for row in plan.rows}) == 1  # if any, it is in the answer
+    last = [*plan.notes] if one_reason else _last_notes(plan)
     parts = [
         render_points([*_answers(plan)], form, width),
         render_tables(tables, form, width) if tables else "",
@@ -158,15 +159,14 @@ def _memory_text(row: Prediction) -> str:
 
 
 def _cost_text(row: Prediction, plan: Plan) -> str:
-    work = plan.work
-    hours, dollars = row.hours_for(work), row.dollars_for(work)
+    hours, dollars = row.hours_for(plan.work), row.dollars_for(plan.work)
+    subject = "the recipe" if plan.work is None else work_text(plan)
     if dollars is not None and hours is not None:
         took = duration(hours * HOUR_SECONDS)
-        subject = "the recipe" if work is None else work_text(plan)
         return f"{number(dollars, digits=2)} dollars and {took} for {subject}"
-    million = 1e6 * (row.tokens_per_sample or 1)
-    hours = row.devices * (row.hours_for(million) or 0.0)
-    return f"{number(hours, digits=2)} GPU-hours for a million samples"
+    if hours is None:  # a recipe without a number of steps
+        hours, subject = row.hours_for(1e6 * (row.tokens_per_sample or 1)), "a million samples"
+    return f"{number(row.devices * (hours or 0.0), digits=2)} GPU-hours for {subject}"
 
 
 def _gib(gibibytes: float) -> str:

@@ -97,6 +97,7 @@ def test_plan_reports_a_card_without_the_precision(printed: Printed, file: str) 
     text = printed(file, "--on", "t4x8", "--set", "precision=bf16",
                    "--set", "matrix.strategy=[ddp, ddp]", code=1)  # fmt: skip
     assert text.startswith("No speed could be predicted: recipe.precision: 'Tesla T4' has no bf16")
+    assert text.count("'Tesla T4' has no bf16") == 1
     several = printed(file, "--on", "t4x8", "--set", "precision=bf16", code=1)
     assert several.startswith("No speed could be predicted; each reason is below.")
 
@@ -290,7 +291,44 @@ def test_a_language_model_is_answered_with_activation_checkpointing_first(
     refused = ("--set", "activation_checkpointing=false")
     assert printed(*arguments, *refused, code=1).startswith("Nothing fits: ")
     several = printed(arguments[0], "--compare", "2x8xh100", "64x8xh100")
-    assert "activation checkpointing where nothing fits without it" in " ".join(several.split())
+    assert "activation checkpointing where it is needed" in " ".join(several.split())
+
+
+def test_fewer_samples_are_as_many_as_fit(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of samples was assumed; one at once would be slow."""
+    made = made_profile(sample_bytes=2e9)
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    question = ("resnet50", "--on", "1xh100")
+    remedies = json.loads(printed(*question, "--format", "json", code=1))["remedies"]
+    fewer, *_ = remedies
+    assert fewer["setting"].startswith("--batch ")
+    batch = int(fewer["setting"].split()[-1])
+    assert 1 < batch < 64
+    assert fewer["change"] == f"{batch} samples"
+    printed(*question, "--batch", str(batch))
+    printed(*question, "--batch", str(4 * batch), code=1)
+
+
+def test_recomputation_by_which_a_faster_strategy_fits_is_chosen(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP fits without it, but waits for its gathers."""
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(90e9))
+    arguments = ("hf:Qwen/Qwen3-32B", "--on", "8xh200", "--adapter", "lora")
+    chosen = json.loads(printed(*arguments, "--format", "json"))
+    without = json.loads(
+        printed(*arguments, "--set", "activation_checkpointing=false", "--format", "json")
+    )
+    (fast, slow) = (
+        next(row for row in plan["rows"] if row["strategy"] == plan["answers"][0]["strategy"])
+        for plan in (chosen, without)
+    )
+    assert (fast["fits"], slow["fits"]) == ("yes", "yes")
+    assert fast["tokens_per_second"]["value"] > 1.2 * slow["tokens_per_second"]["value"]
+    assert any("planned with activation checkpointing" in note for note in chosen["notes"])
+    assert ", activation checkpointing" in chosen["assumed"]
 
 
 def test_one_gpu_that_is_too_small_is_answered_by_more(

@@ -65,11 +65,11 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         load_node(str(node))
     with pytest.raises(InputError, match=r"no node 'dgx-h10'.*nearest: 'dgx-h100'"):
         load_node("dgx-h10")
-    with pytest.raises(InputError, match=r"'h100' is a card; say how many: 8xh100"):
+    with pytest.raises(InputError, match=r"'h100' is a card; say how many: 1xh100 or 8xh100"):
         load_node("h100x")
     with pytest.raises(InputError, match="found h100x0; the number of cards of a node is from 1"):
         load_node("h100x0")
-    with pytest.raises(InputError, match=r"'h100' is a card; say how many: 8xh100"):
+    with pytest.raises(InputError, match=r"'h100' is a card; say how many: 1xh100 or 8xh100"):
         load_node("h100")
     card = tmp_path / "mine.yaml"
     with pytest.raises(InputError, match=r"is a card's file; say how many: 4x.*mine\.yaml"):
@@ -167,7 +167,7 @@ def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | 
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("7900xtx", "'rx-7900-xtx' is a card; say how many: 8xrx-7900-xtx"),
+        ("7900xtx", "'rx-7900-xtx' is a card; say how many: 1xrx-7900-xtx or 8xrx-7900-xtx"),
         ("9070xt", "no node '9070xt'"),
         ("8xrtx9999", "no card 'rtx9999'"),
         ("9999xh100", "found 9999xh100; the number of cards of a node is from 1 to 1024"),

@@ -490,9 +490,11 @@ def test_a_model_alone_is_priced_for_a_billion_tokens_or_a_million_samples() -> 
     made = MadeModels(replace(made_profile(), tokens_per_sample=626.0))
     plan = planned(experiment(["ddp"]), models=made, assumed="its strategies")
     assert (plan.unit, plan.work) == ("tokens", 1e9)
+    assert " GPU-hours for 1 B tokens." in text_of(plan.best[-1], plan)
     assert {row.tokens_per_sample for row in plan.rows} == {626.0}
     plan = planned(experiment(["ddp"]), assumed="its strategies")
     assert (plan.unit, plan.work) == ("samples", 1e6)
+    assert " GPU-hours for 1 M samples." in text_of(plan.best[-1], plan)
 
 
 def test_fewer_devices_of_a_machine_are_rows_of_a_model_alone() -> None:
@@ -513,6 +515,11 @@ def test_experts_are_counted_in_full_and_for_a_token() -> None:
     made = MadeModels(replace(made_profile(), active_parameters=20_000_000))
     text = render_plan(planned(experiment(["ddp"]), models=made), Format.TEXT, 80)
     assert "made (250 M parameters, 20 M for a token) on h100x8" in text
+    assert "Expert parallelism, which large models usually need, is not planned" in (
+        " ".join(text.split())
+    )
+    alone = render_plan(planned(experiment(["single"]), on="1xh100", models=made), Format.TEXT, 80)
+    assert "Expert parallelism" not in alone
 
 
 def test_products_of_blocks_in_8_bits() -> None:

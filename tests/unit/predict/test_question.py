@@ -10,7 +10,7 @@ import pytest
 
 from shardmark.base.errors import InputError
 from shardmark.experiment.matrix import cells_of_any_size
-from shardmark.predict.remedies import CHANGES, Change
+from shardmark.predict.remedies import CHANGES, SMALLER_STATE, Change
 from shardmark.predict.request import PlanRequest
 from shardmark.ranks.workloads.language.options import LanguageOptions
 
@@ -45,9 +45,11 @@ def about(name: str, *machines: str, **options: Any) -> PlanRequest:
         ("hf:openai-community/gpt2", {"sequence_length": 1024}, 1),
         ("gpt2", {"model": "hf:openai-community/gpt2", "sequence_length": 1024}, 1),
         ("hf:gpt2", {"model": "hf:openai-community/gpt2", "sequence_length": 1024}, 1),
+        ("microsoft/resnet-50", {"name": "classification", "model": "resnet50"}, 64),
         ("hf:google-bert/bert-base-uncased", {"objective": "masked", "sequence_length": 512}, 1),
         ("hf:llama", {"model": "hf:llama", "vocabulary": 32_000}, 1),
         ("hf:openai/whisper-small", {"name": "own"}, 8),
+        ("google/vit-base-patch16-224", {"name": "own"}, 64),
         ("task.py:Task", {"name": "own", "task": "task.py:Task"}, 8),
         ("task.py:Net", {"name": "classification", "model": "task.py:Net"}, 64),
         ("task.py:reads", {"name": "language", "model": "task.py:reads"}, 8),
@@ -130,7 +132,7 @@ def test_options_of_a_question() -> None:
     assert preset.assumed is None
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
+@pytest.mark.parametrize("change", [*CHANGES, *SMALLER_STATE], ids=lambda change: change.name)
 def test_settings_that_a_plan_proposes_can_be_given(change: Change) -> None:
     option, value = change.setting.split()
     name = option.lstrip("-")
@@ -150,6 +152,25 @@ def test_only_optimizers_that_have_one_are_fused() -> None:
         question = about("hf:gpt2", overrides=[f"recipe.optimizer={{name: {name}}}"])
         (cell, *_), _ = cells_of_any_size(question.experiment)
         assert fused.applied(cell).recipe.optimizer.implementation == implementation
+
+
+def test_what_a_loss_in_pieces_saves_is_said() -> None:
+    """12 bytes a logit; in traces of 2,048 and 8,192 tokens of 151,936 words one piece needs 1.73
+    and 6.9 GiB more than two."""
+    logits = 2 * 4096 * 151_936
+    more = f"in one, without Liger: up to {6 * logits / 2**30:.2g} GiB more"
+    assert f"loss in 2 pieces ({more})" in str(about("hf:Qwen/Qwen3-8B", batch=2).assumed)
+    assert "pieces" not in str(about("hf:Qwen/Qwen3-8B", stack="eager").assumed)
+    for name in ("google/gemma-3-27b-it", "Llama-4-Scout-17B-16E-Instruct", "Qwen3-VL-8B-Instruct"):
+        assert "loss in 2 pieces" in str(about(name).assumed), name
+
+
+def test_only_optimizers_with_a_state_in_8_bits_get_it() -> None:
+    eight_bits, _ = SMALLER_STATE
+    for name, bits in (("adamw", 8), ("sgd", 32)):
+        question = about("hf:gpt2", overrides=[f"recipe.optimizer={{name: {name}}}"])
+        (cell, *_), _ = cells_of_any_size(question.experiment)
+        assert eight_bits.applied(cell).recipe.optimizer.state_bits == bits
 
 
 def test_only_losses_of_known_output_layers_are_computed_in_pieces() -> None:

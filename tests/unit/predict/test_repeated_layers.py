@@ -150,3 +150,28 @@ def test_activations_of_tensor_parallelism_are_those_of_all_layers(
     sharding = cost_model(build_strategy("tp", {})).activation_sharding()
     full, short = profiles("llama", monkeypatch, sharding, precision="bf16")
     assert nameless(short) == nameless(full)
+
+
+def test_experts_of_llama_4_compute_the_tokens_sent_to_them(tmp_path: Path) -> None:
+    """The 8 experts of transformers, of 3 matrices each, compute all tokens."""
+    sizes = {
+        **{"hidden_size": 32, "intermediate_size": 64, "intermediate_size_mlp": 64},
+        **{"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2},
+        **{"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 1},
+        **{"interleave_moe_layer_step": 1, "vocab_size": 300},
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "llama4_text", **sizes}))
+    chosen = {"name": "language", "model": f"hf:{file}", "dataset": "random"}
+    workload = build_workload(options(chosen | {"sequence_length": 32}), 0)
+    recipe = Recipe(per_rank_batch=4, steps=1, precision="bf16")
+    routed, computed = (
+        sum(
+            operation.flops.per_sample
+            for unit in trace(workload, recipe, flash=flash).units
+            for operation in unit.forward
+            if operation.kind == "product"
+        )
+        for flash in (True, False)
+    )
+    assert computed - routed == pytest.approx(4 * 32 * (8 - 1) * 2 * 3 * 32 * 64)

@@ -329,7 +329,7 @@ def _content(kind: Kind, name: str) -> Any:
         cards = (card_name(name), card_name(name.removesuffix("x")))
         card = next((one for one in cards if one in names("cards")), None)
         if kind == "nodes" and card is not None:
-            raise InputError("--on", f"{card!r} is a card", f"say how many: 8x{card}")
+            raise InputError("--on", f"{card!r} is a card", f"say how many: 1x{card} or 8x{card}")
         if Path(name).suffix in {".yaml", ".yml"}:
             raise InputError("--on", f"there is no file {name!r}", "name one that is there")
         problem = f"there is no {kind.removesuffix('s')} {name!r}"

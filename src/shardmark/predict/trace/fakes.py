@@ -93,6 +93,32 @@ def _chunk_products(
 
 
 @contextmanager
+def routed_experts(model: nn.Module) -> Iterator[None]:
+    """Trace experts that compute the tokens sent to them, as programs with grouped products do.
+
+    The experts of Llama 4 in transformers compute all tokens.
+    """
+    layers = [m for m in model.modules() if type(m).__name__ == "Llama4TextMoe"]
+    for layer in layers:
+        layer.forward = partial(_of_sent_tokens, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _of_sent_tokens(layer: Any, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output of a layer of experts that all get equally many tokens."""
+    hidden = hidden.reshape(-1, layer.hidden_dim)
+    scores, logits = layer.router(hidden)
+    sent = hidden.repeat(layer.top_k, 1) * scores[:, : layer.top_k].mT.reshape(-1, 1)
+    padded = functional.pad(sent, (0, 0, 0, -len(sent) % layer.num_experts))
+    computed = layer.experts(padded)[: len(sent)].unflatten(0, (layer.top_k, -1))
+    return layer.shared_expert(hidden) + computed.sum(dim=0), logits
+
+
+@contextmanager
 def flash_attention() -> Iterator[None]:
     """Trace attention of transformers as its FlashAttention: windows, and no masks in memory.
 

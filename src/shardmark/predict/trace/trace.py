@@ -24,6 +24,7 @@ from shardmark.predict.trace.fakes import (
     gpu_kernels,
     make_fake,
     quiet,
+    routed_experts,
     unpacked,
 )
 from shardmark.predict.trace.optimizers import with_optimizer
@@ -202,6 +203,7 @@ def _steps(
             cast_inputs(unit, casts)
         allow_mixed_dtype_batch_norm(model)
         widen_outputs(model)
+    experts = partial(routed_experts, model) if flash and fake else nullcontext
     flash = flash and fake is not None and getattr(model, "_supports_flash_attn", False)
     steps = []
     first, second = (min(count, workload.training_samples) for count in samples)
@@ -217,7 +219,7 @@ def _steps(
         limits = unpacked() if fake else at_their_limits(model)
         attention = flash_attention() if flash else nullcontext()
         rules = delta_rules(model) if fake else nullcontext()
-        with fake or nullcontext(), kernels, attention, rules, limits, step:
+        with fake or nullcontext(), kernels, attention, rules, experts(), limits, step:
             with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
                 share = share_of_step(loss, batch.step_weight, 1)

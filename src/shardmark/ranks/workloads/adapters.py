@@ -48,7 +48,8 @@ def add_adapter(
         init_lora_weights=not next(model.parameters()).is_meta,
     )
     with seeded(seed), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fan_in_fan_out")  # peft sets what fits
+        for expected in ("fan_in_fan_out", "_pattern keys did not match"):  # peft sets what fits
+            warnings.filterwarnings("ignore", message=f".*{expected}")
         try:
             inject_adapter_in_model(config, model)
         except ValueError as error:

@@ -125,25 +125,25 @@ def _parameters_on_meta() -> Iterator[None]:
 
     Tensors of more than 1 GiB, such as those of all experts of a layer, begin there.
     """
-    register, empty = nn.Module.register_parameter, torch.empty
+    register = nn.Module.register_parameter
+    makers = {name: getattr(torch, name) for name in ("empty", "ones", "zeros")}
 
-    def empty_or_on_meta(*size: Any, **options: Any) -> torch.Tensor:
-        on_meta = empty(*size, **(options | {"device": "meta"}))
-        return on_meta if on_meta.nbytes > 2**30 else empty(*size, **options)
+    def on_meta_if_large(make: Callable[..., torch.Tensor], *size: Any, **options: Any) -> Any:
+        on_meta = make(*size, **(options | {"device": "meta"}))
+        return on_meta if on_meta.nbytes > 2**30 else make(*size, **options)
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta:
-            trained = parameter.requires_grad
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=trained)
+            parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         register(module, name, parameter)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    torch.empty = empty_or_on_meta
+    vars(torch).update({name: partial(on_meta_if_large, make) for name, make in makers.items()})
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-        torch.empty = empty
+        vars(torch).update(makers)
 
 
 def nonzero_parameters(model: nn.Module) -> dict[int, nn.Parameter]:

@@ -108,3 +108,20 @@ def test_a_constructor_that_reads_its_weights_is_built_whole() -> None:
     workload: Any = Workload(reads)
     assert build_on_meta(workload) is None
     assert not any(p.is_meta for p in workload.build_model().parameters())
+
+
+def test_large_tensors_of_experts_begin_on_the_meta_device() -> None:
+    """Zeros too, of which Llama 4 makes 5 GiB in each layer."""
+    made: list[torch.Tensor] = []
+
+    def large() -> nn.Module:
+        model = nn.Module()
+        made.extend(make(2**28 + 1) for make in (torch.empty, torch.ones, torch.zeros))
+        model.weight = nn.Parameter(made[-1])
+        made.append(torch.zeros(2))
+        return model
+
+    workload: Any = Workload(large)
+    assert build_on_meta(workload) is not None
+    assert [tensor.is_meta for tensor in made] == [True, True, True, False]
+    assert not torch.zeros(1).is_meta

@@ -25,6 +25,7 @@ from shardmark.ranks.workloads.configurations import (
 from shardmark.ranks.workloads.language.hugging_face import active_parameters
 from shardmark.ranks.workloads.language.options import ENCODERS
 from shardmark.ranks.workloads.language.tokens import token_data
+from shardmark.ranks.workloads.model_building import build_model
 
 LLAMA = {
     "model_type": "llama",
@@ -164,6 +165,58 @@ def test_there_are_at_least_139_with_every_family() -> None:
     assert families | set(ENCODERS) | set(CLASSES) <= kinds
     assert {each[CLASS] for each in configurations if CLASS in each} == {*NOISE_MODELS}
     assert len(shipped()) >= 139
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "image_size", "parameters"),
+    [
+        ("hf:microsoft/resnet-50", "resnet50", 224, 25_557_032),
+        ("resnet-18", "resnet18", 224, 11_689_512),
+        ("microsoft/swin-tiny-patch4-window7-224", None, 224, 28_288_354),
+        ("microsoft/swin-base-patch4-window12-384-in22k", None, 384, 87_903_584),
+        ("microsoft/swinv2-base-patch4-window16-256", "timm:swinv2_base_window16_256", 256, None),
+        ("facebook/convnext-large-384-22k-1k", "convnext_large", 384, 197_767_336),
+        ("facebook/convnextv2-tiny-22k-224", "timm:convnextv2_tiny", 224, 28_635_496),
+        ("facebook/deit-base-distilled-patch16-384", None, 384, None),
+        ("google/vit-base-patch16-384", "timm:vit_base_patch16_384", 384, 86_859_496),
+        ("google/vit-huge-patch14-224-in21k", "timm:vit_huge_patch14_224", 224, 632_045_800),
+        ("microsoft/beit-large-patch16-512", None, 512, 305_674_728),
+        ("google/efficientnet-b4", "efficientnet_b4", 224, 19_341_616),
+        ("facebook/regnet-y-040", "timm:regnety_040", 224, 20_646_656),
+        ("timm:vit_base_patch16_384.augreg_in1k", None, 384, 86_859_496),
+    ],
+)
+def test_models_of_images_are_those_of_torchvision_or_timm(
+    name: str, model: str | None, image_size: int, parameters: int | None
+) -> None:
+    """The numbers are those of transformers' classes with the published sizes."""
+    workload = named_model(name).workload
+    assert workload["name"] == "classification"
+    assert model in (None, workload["model"])
+    assert workload["image_size"] == image_size
+    with torch.device("meta"):
+        built = build_model(workload["model"], {}, classes=1000, image_size=image_size, seed=0)
+    assert parameters in (None, sum(p.numel() for p in built.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"model_type": "resnet"}, "resnet is no language model in transformers"),
+        (
+            {"model_type": "of-tomorrow", "vocab_size": 300},
+            r"transformers [\d.]+ has no such model",
+        ),
+    ],
+)
+def test_a_file_of_another_model_is_refused_with_the_way_to_ask(
+    content: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    chosen = {"name": "language", "model": file_of(content, tmp_path), "vocabulary": 300}
+    workload = build_workload(options(chosen | {"dataset": "random", "sequence_length": 8}), 0)
+    with pytest.raises(InputError, match=rf"{problem}.*timm:NAME.*file\.py:Task") as refused:
+        workload.build_model()
+    assert len(str(refused.value)) < 500, "no list of all models"
 
 
 def test_a_file_takes_precedence_over_a_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -43,6 +44,11 @@ HEADS = {"num_attention_heads": "heads", "num_key_value_heads": "heads of keys a
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 """Keys of configurations for dropout inside attention heads."""
 OTHER_STRATEGY = "use fsdp"
+OTHER_KINDS = (
+    "name a model of images as torchvision or timm do (resnet50, timm:NAME), or a task of your own"
+    " that builds it, file.py:Task"
+)
+"""Ways to ask for a model that is none of transformers' language models."""
 
 
 def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.Module:
@@ -84,11 +90,17 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
             else:
                 model = auto_class.from_config(config, **settings)
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
-        reason, _, _ = str(error).partition(".\n")  # a list of all types may follow
+        # A list of all types may follow.
+        reason = re.split(r"\.\n|\. Should contain", str(error))[0]
+        allowed = "use options of its configuration, or a folder that save_pretrained has written"
+        if "Unrecognized configuration class" in reason:
+            reason = f"{config.model_type} is no language model in transformers"
+            allowed = OTHER_KINDS
+        elif "Unrecognized model identifier" in reason:
+            reason = f"transformers {transformers.__version__} has no such model ({reason})"
+            allowed = f"use a transformers that has it; {OTHER_KINDS}"
         raise InputError(
-            "workload.model",
-            f"{options.model} cannot be built: {reason}",
-            "use options of its configuration, or a folder that save_pretrained has written",
+            "workload.model", f"{options.model} cannot be built: {reason}", allowed
         ) from error
     for config in (model.config, _text(model.config)):
         config.use_cache = False  # type: ignore[union-attr]
