@@ -128,6 +128,7 @@ def train(rank, ranks, divided):
     data = TensorDataset(torch.randn(rows, 8), torch.randn(rows, 2))
     for inputs, targets in DataLoader(data, 4, sampler=DistributedSampler(data)):
         optimizer.zero_grad()
+        inputs += torch.randn_like(inputs) if "noise" in sys.argv else 0
         loss = nn.functional.mse_loss(model(inputs), targets)
         (loss / ranks if divided else loss).backward()
         optimizer.step()
@@ -136,7 +137,9 @@ def train(rank, ranks, divided):
 
 if __name__ == "__main__":
     ranks, divided = int(sys.argv[1]), "divided" in sys.argv
-    if "spawned" in sys.argv:
+    if "noise" in sys.argv and ranks == 1:
+        train(0, 1, divided)  # with other callers than a spawned rank
+    elif "spawned" in sys.argv:
         mp.spawn(train, args=(ranks, divided), nprocs=ranks)
     else:
         processes = [mp.Process(target=train, args=(rank, ranks, divided)) for rank in range(ranks)]
@@ -149,7 +152,12 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("start", "finding"),
-    [("spawned", ""), ("spawned short", ""), ("forked divided", "averaged_twice")],
+    [
+        ("spawned", ""),
+        ("spawned short", ""),
+        ("spawned noise", ""),
+        ("forked divided", "averaged_twice"),
+    ],
 )
 def test_a_script_that_starts_its_ranks_gets_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, finding: str
@@ -160,3 +168,116 @@ def test_a_script_that_starts_its_ranks_gets_their_number(
     assert report.same is not bool(finding), report.answer
     assert [found.name for found in report.findings] == [finding] * bool(finding)
     assert report.method.startswith("replay")
+
+
+SEQUENCES = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, rows, lengths):
+        _, last = self.rnn(pack_padded_sequence(rows, lengths, batch_first=True))
+        if "drops" in sys.argv:
+            for _ in range(rows.shape[1]):  # as often as the longest sequence of the rank is long
+                last = nn.functional.dropout(last, 0.1)
+        return self.head(last[0])
+
+
+def together(samples):
+    rows, targets = zip(*sorted(samples, key=lambda sample: -len(sample[0])))
+    lengths = torch.tensor([len(sequence) for sequence in rows])
+    return pad_sequence(rows, batch_first=True), lengths, torch.stack(targets)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = [(torch.randn(2 + number * 5 % 23, 4), torch.randn(2)) for number in range(64)]
+loader = DataLoader(data, 4, sampler=DistributedSampler(data), collate_fn=together)
+model = nn.parallel.DistributedDataParallel(Reader())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for rows, lengths, targets in loader:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(rows, lengths), targets)
+    (loss / dist.get_world_size() if "divided" in sys.argv else loss).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "finding", "method"),
+    [
+        ("", [], "replay"),
+        ("divided", ["averaged_twice"], "replay"),
+        ("drops", [], "own gradients"),
+        ("drops divided", ["averaged_twice"], "own gradients"),
+    ],
+)
+def test_sequences_that_each_rank_sorts_by_length(
+    tmp_path: Path, words: str, finding: list[str], method: str
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SEQUENCES)
+    report = audit_script(parse_command([str(path), *words.split()]), ranks=2)
+    assert [found.name for found in report.findings] == finding, report.answer
+    assert report.same is not bool(finding), report.answer
+    assert report.method.startswith(method)
+    if method == "own gradients":
+        assert "cannot repeat the random numbers of all ranks (train.py:" in report.notes[-1]
+
+
+FEATURES = """
+import sys
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 32))
+        phases = np.random.default_rng(0 if "seeded" in sys.argv else None).uniform(0, 6, 32)
+        self.register_buffer("phases", torch.from_numpy(phases).float())
+
+    def forward(self, inputs):
+        return torch.cos(inputs @ self.weight + self.phases)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(64, 8), torch.randn(64, 2))
+model = nn.parallel.DistributedDataParallel(nn.Sequential(Waves(), nn.Linear(32, 2)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for inputs, targets in DataLoader(data, 4, sampler=DistributedSampler(data)):
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    if "wrong" in sys.argv and dist.get_world_size() > 1:
+        model.module[1].bias.grad *= 1.1
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("words", "same"), [("", None), ("seeded", True), ("seeded wrong", False)])
+def test_a_model_with_results_of_its_own_in_each_start_is_not_blamed(
+    tmp_path: Path, words: str, same: bool | None
+) -> None:
+    """DDP gives all ranks the buffers of rank 0, which one process draws anew."""
+    path = tmp_path / "train.py"
+    path.write_text(FEATURES)
+    report = audit_script(parse_command([str(path), *words.split()]), ranks=2)
+    assert report.same is same, report.answer
+    assert report.findings == ()
+    assert ("module 0 has other results for the same inputs" in report.answer) is (same is None)

@@ -21,12 +21,12 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_637),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_710),
     "compare": (("cli/compare.py",), 69, 11_105),
     "plan": (("cli/plan.py",), 117, 22_249),
-    "run": (("cli/run.py",), 150, 27_687),
-    "time": (("cli/time.py",), 157, 29_044),
-    "verify": (("cli/verify.py",), 133, 24_824),
+    "run": (("cli/run.py",), 150, 27_721),
+    "time": (("cli/time.py",), 157, 29_078),
+    "verify": (("cli/verify.py",), 133, 24_858),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (57, 8_923)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_705
+SOURCE_LINES = 75_778
 SHORT_HELPERS = 192
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

@@ -98,6 +98,25 @@ def test_a_fault_beside_an_accepted_cause_is_found(tmp_path: Path) -> None:
     assert [finding.name for finding in report.accepted] == accept
 
 
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        ("torch.cat([inputs, inputs.flip(1)])", "labels.repeat(2)"),
+        ("torch.stack([inputs, inputs.flip(1)], 1).flatten(0, 1)", "labels.repeat_interleave(2)"),
+    ],
+    ids=["views behind each other", "views of a sample together"],
+)
+def test_batch_norm_of_a_rank_is_accepted_in_any_order_of_its_rows(
+    tmp_path: Path, rows: str, labels: str
+) -> None:
+    text = (Path(__file__).parent / "batch_norm_share.py").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(text.replace("model(inputs), labels", f"model({rows}), {labels}"))
+    report = audited(str(script), accept=["batch_norm_of_share"])
+    assert report.same is True, report.answer
+    assert [finding.name for finding in report.accepted] == ["batch_norm_of_share"]
+
+
 @pytest.mark.zoo
 @pytest.mark.parametrize("factor", [1.0001, 1.01])
 def test_a_wrong_gradient_beside_an_accepted_cause_is_found(tmp_path: Path, factor: float) -> None:

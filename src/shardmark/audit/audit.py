@@ -209,6 +209,8 @@ class Runs:
                         failure = f"does not take {plan.steps} steps in {self.seconds:g} s"
                     elif run.error() == NO_OUTPUT:
                         failure = f"ends with exit code {code} and {NO_OUTPUT}"
+                    elif record is not None and record.grown:
+                        failure += ", as it gets the samples that all ranks drew"
                     self.failures.append(failure)
                 records.append(record if usable else None)
         finally:
@@ -392,6 +394,8 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             return _without_accepted(runs, records, cause)
         if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
             return _against_own_gradients, records
+        if finding is None and replay.unmatched:
+            return _against_own_gradients, records
         if finding is None and (reason := _cannot_repeat(records, replay)):
             reason += "" if runs.recording.deterministic else "; audit it with --deterministic"
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)
@@ -434,16 +438,15 @@ def _after_first_gradient(
 
 def _cannot_repeat(records: Records, replay: Record) -> str:
     """Reason why one process may have another gradient without a fault; empty if none is seen."""
-    unmatched = replay.unmatched[:1]
     if records.divides_rows and any(records.ranks[0].forward_draws.values()):
-        unmatched = ["for parts of rows, which one process computes whole"]
-    if unmatched:
-        return (
-            f"the script draws random numbers ({unmatched[0]}) that one process cannot repeat for "
-            "all ranks"
-        )
+        return "the script draws random numbers for parts of rows, which one process computes whole"
     if replay.padded_left:
         return "the model's results may depend on the padding on the left, which is longer there"
+    if name := records.unlike_module:
+        return (
+            f"in one process the module {name} has other results for the same inputs: it may use a "
+            "buffer or random numbers not by torch, or frozen weights that differ by rank"
+        )
     if _order_matters(records, replay):
         return (
             "in one process the gradient depends on the order of the samples: the script pairs "
@@ -508,15 +511,19 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
         unknown = "" if plain_mean else causes.unseen_dependence(records)
         if not plain_mean and not causes.weights_are_known(records):
             unknown = (
-                "the loss is not computed by torch's loss functions, so that the weights of the "
-                "ranks are unknown"
+                "the weights of the ranks are unknown: the loss is not computed by torch's loss "
+                "functions, or by several for unlike numbers of targets on each rank"
             )
         elif not expected.sized:
             unknown = "the loss of one process is unknown, and with it the size of the gradient"
     else:
         unknown = "the ranks' own gradients are not seen"
-    servers = "".join(f" ({name} generates them)" for name in records.ranks[0].servers)
-    unknown = unknown and f"one process does not get the ranks' samples{servers}, and {unknown}"
+    missing = "".join(f" ({name} generates them)" for name in records.ranks[0].servers)
+    missing, hint = f"one process does not get the ranks' samples{missing}", ""
+    if records.matched and (draws := records.one_process.unmatched[:1]):
+        missing = f"one process cannot repeat the random numbers of all ranks ({draws[0]})"
+        hint = "" if runs.recording.deterministic else "; audit it with --deterministic"
+    unknown = unknown and f"{missing}, and {unknown}{hint}"
     if records.replay is None:
         unknown = f"in one process the script {runs.failures[0]}"
     else:
@@ -525,10 +532,9 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
     findings += _unaccepted(runs, records, "accumulation")
     if unknown and not findings and all(check.holds for check in checks):
         return runs.untold(unknown, records.ranks, checks=checks, method=OWN_GRADIENTS)
-    notes = runs.failures[:1]
-    if not notes and not records.matched:
-        reason = f"one process gets other samples than the ranks{servers}"
-        notes = [f"{reason}, so that it is no reference"]
+    notes = [f"in one process the script {failure}" for failure in runs.failures[:1]]
+    if not notes and (not records.matched or records.one_process.unmatched):
+        notes = [f"{missing}, so that it is no reference"]
     return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=notes)
 
 

@@ -1193,11 +1193,18 @@ def unseen_dependence(records: Records) -> str:
 
 
 def weights_are_known(records: Records) -> bool:
-    """True if every loss is a mean or a sum of torch's loss functions over targets that count."""
-    micros = [micro for rank in records.ranks for micro in rank.steps[0].micros]
+    """True if every loss is a mean or a sum of torch's loss functions over targets that count.
+
+    The sum of several weighs ranks alike only if these have equally many targets of each.
+    """
+    ranks = [[micro.losses for micro in rank.steps[0].micros] for rank in records.ranks]
+    weights = [[[call.weight for call in calls] for calls in losses] for losses in ranks]
     return all(
-        micro.losses and all(call.weight and call.reduction != "none" for call in micro.losses)
-        for micro in micros
+        calls and all(call.weight and call.reduction != "none" for call in calls)
+        for losses in ranks
+        for calls in losses
+    ) and (
+        weights[1:] == weights[:-1] or all(len(calls) == 1 for losses in ranks for calls in losses)
     )
 
 

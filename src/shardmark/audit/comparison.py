@@ -163,6 +163,17 @@ class Records:
         sharing = median_low(times or [1.0])
         return sharing > 1 and sharing.is_integer() and self.count % sharing == 0
 
+    @property
+    def unlike_module(self) -> str:
+        """A module with other results than on the ranks for the same inputs; empty without one."""
+        for name, single in self.one_process.calls.items():
+            of_ranks = [rank.calls.get(name, [0.0, 0.0, 0.0]) for rank in self.ranks]
+            off = np.abs(np.sum(of_ranks, axis=0) - single) / np.maximum(single, TINY)
+            same_inputs = off[2] == 0 and off[0] < REDUCTION / 10
+            if same_inputs and off[1] > REDUCTION and name not in self.ranks[0].batch_norm:
+                return name
+        return ""
+
     def gradients(self, step: int = 0) -> Vectors:
         """Gradients that the ranks' optimizers use."""
         if self.before_clipping and step == 0:

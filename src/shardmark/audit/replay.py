@@ -13,13 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import rnn
 
-from shardmark.scripts.batches import checksum, joined, padding_of
+from shardmark.scripts.batches import checksum, joined, mean_checksum, padding_of
 from shardmark.scripts.draws import OF_MODEL
 from shardmark.scripts.full_tensors import is_a, set_parameters
+from shardmark.scripts.interventions.base import replace
 from shardmark.scripts.observer import Observer, trained_parameters
 from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record, joined_tensors
 from shardmark.scripts.recording import Plan, rank_file
+
+MOST_VIEWS = 16
+"""Most views of a batch that a script may put behind each other before batch norm."""
 
 
 def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:
@@ -79,10 +84,18 @@ class ReplayObserver(Observer):
         self._last_recomputed = -1
         self._draws_by_place = [_by_place(rank.draws) for rank in self._ranks]
         self._draws_of_first = _by_place(self._first.draws)
+        self._draw_places = set[str]().union(*self._draws_by_place)
         shared = set.intersection(*map(set, self._draws_by_place))
         self._shared_places = {place for place in shared if not place.startswith(OF_MODEL)}
+        self._ranks_by_rows: dict[int, Tensor] = {}
+        """Ranks of the rows that batch norm got last, by their number: a backward pass may repeat
+        the call."""
         if plan.batch_norm == "shares":
-            self._take_statistics_of_shares()
+            replace(functional, "batch_norm", self._batch_norm_of_shares)
+        replace(  # each rank may sort its sequences by length; those of all ranks are not sorted
+            *(rnn, "pack_padded_sequence"),
+            lambda pack, *args, **options: pack(*args[:3], **options | {"enforce_sorted": False}),
+        )
 
     @cached_property
     def _recorded_batches(self) -> list[list[list[Any]]]:
@@ -166,6 +179,8 @@ class ReplayObserver(Observer):
             return None
         if self.in_backward:
             return self._recomputed(value)
+        if place not in self._draw_places:  # a rank that `mp.spawn` starts has fewer callers
+            place = next((p for p in self._draw_places if place.startswith(f"{p} < ")), place)
         if self._stack and torch.is_grad_enabled():
             forward = len(self.record.forwards)
             number = next(self._draws_inside[forward])
@@ -216,6 +231,7 @@ class ReplayObserver(Observer):
         ranks = [self._ranks[forward % count]] if self.plan.interleaved else self._ranks
         forward = forward // count if self.plan.interleaved else forward
         parts = [rank.forward_draws.get(forward, [])[number : number + 1] for rank in ranks]
+        self.record.unmatched += [] if all(parts) else [place]
         return self._together([part[0] for part in parts if part], len(ranks), place, value, False)
 
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
@@ -226,6 +242,7 @@ class ReplayObserver(Observer):
             number = next(self._drawn[place])
             parts = [draws.get(place, []) for draws in self._draws_by_place]
             at_number = [values[number] for values in parts if number < len(values)]
+            self.record.unmatched += [] if any(parts) else [place]
             return self._together(at_number, len(self._ranks), place, value, True)
         if place not in self._shared_places:
             return None
@@ -267,17 +284,36 @@ class ReplayObserver(Observer):
         self.record.unmatched.append(place)
         return None
 
-    def _take_statistics_of_shares(self) -> None:
-        """Let batch norm take its statistics from each rank's rows, as on the ranks."""
-        original = functional.batch_norm
+    def _batch_norm_of_shares(
+        self, original: Callable[..., Tensor], value: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        """Batch norm that takes its statistics from each rank's rows, as on the ranks."""
+        call = inspect.signature(original).bind(value, *args, **kwargs)
+        ranks = self._ranks_of_rows(value) if call.arguments.get("training") else None
+        if ranks is None:
+            return original(value, *args, **kwargs)
+        of_ranks = [value[ranks == number] for number in range(len(self._ranks))]
+        shares = [original(rows, *args, **kwargs) for rows in of_ranks]
+        return torch.cat(shares)[ranks.argsort(stable=True).argsort()]
 
-        def of_shares(value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            forward = len(self.record.forwards)
-            rows = [r.forwards[forward].rows for r in self._ranks if forward < len(r.forwards)]
-            total, call = sum(rows), inspect.signature(original).bind(value, *args, **kwargs)
-            if not call.arguments.get("training") or not total or len(value) % total:
-                return original(value, *args, **kwargs)
-            shares = torch.split(value, [count * len(value) // total for count in rows])
-            return torch.cat([original(share, *args, **kwargs) for share in shares])
+    def _ranks_of_rows(self, value: Tensor) -> Tensor | None:
+        """Place of the rank of each row in their order; None if the ranks have other rows.
 
-        functional.batch_norm = of_shares  # type: ignore[assignment]
+        A script may put the views of a batch behind each other.  The rows of each view are then
+        those of rank 0, of rank 1, and so on: the means that the ranks took show it.
+        """
+        name = self._module_names.get(id(self._stack[-1]), "") if self._stack else ""
+        call = len(self.record.batch_norm.get(name, []))
+        recorded = [m for r in self._ranks for m in r.batch_norm.get(name, [])[call:][:1]]
+        sizes, rows = torch.tensor([size for size, _ in recorded], dtype=torch.long), len(value)
+        if self.in_backward or int(sizes.sum()) != rows:
+            return self._ranks_by_rows.get(rows) if self.in_backward else None
+        of_view = torch.arange(len(sizes))
+        views = [n for n in range(1, MOST_VIEWS + 1) if not bool((sizes % n).any())]
+        ways = [of_view.repeat_interleave(sizes // n).repeat(n).to(value.device) for n in views]
+        off = [
+            sum(abs(mean_checksum(value[way == n]) - m) for n, (_, m) in enumerate(recorded))
+            for way in ways
+        ]
+        self._ranks_by_rows[rows] = ways[off.index(min(off))]
+        return self._ranks_by_rows[rows]

@@ -144,3 +144,9 @@ def row_checksums(tensor: Tensor) -> Tensor:
 def checksum(tensor: Tensor) -> float:
     """A number that equal tensors share, linear in the tensor."""
     return float(row_checksums(tensor.flatten()[None])[0])
+
+
+def mean_checksum(value: Tensor) -> float:
+    """A checksum of the mean of each channel, as batch norm takes it."""
+    others = [dimension for dimension in range(value.dim()) if dimension != 1]
+    return checksum(value.detach().mean(others, dtype=torch.float64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from shardmark.scripts.interventions.base import is_users
 PACKAGE = str(Path(__file__).parents[1])
 TORCH = str(Path(torch.__file__).parent)
 DATA = str(Path(TORCH) / "utils" / "data")
+PROCESSES = str(Path(multiprocessing.__file__).parent)
 OF_MODEL = "model: "
 """Begins the place of a draw in the constructor of a module."""
 
@@ -92,9 +94,10 @@ def user_place() -> str | None:
             of_model = OF_MODEL if isinstance(made, torch.nn.Module) else of_model
         if file.startswith(DATA):
             return None
-        if not file.startswith((TORCH, PACKAGE)):
+        if not file.startswith((TORCH, PACKAGE, PROCESSES)):
             places.append(f"{Path(file).name}:{frame.f_lineno}")
-        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+        top = frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
+        if top or file.startswith(PROCESSES):
             break  # a replay in a fork has callers that the rank does not have
         frame = frame.f_back  # type: ignore[assignment]
     return of_model + " < ".join(places[:12])

@@ -26,7 +26,7 @@ from torch.func import debug_unwrap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.scripts import hooks
-from shardmark.scripts.batches import checksum, copied, leaves, row_checksums
+from shardmark.scripts.batches import checksum, copied, leaves, mean_checksum, row_checksums
 from shardmark.scripts.draws import user_place
 from shardmark.scripts.full_tensors import (
     REPLICA,
@@ -224,6 +224,11 @@ class Observer:
         if self.in_backward or self._busy or not self._stack:
             return
         self._stack.pop()
+        if isinstance(module, _BatchNorm) and module.training and not is_a(module, "SyncBatchNorm"):
+            with self._recording():
+                name = self._module_names.get(id(module), "")
+                means = [(len(value), mean_checksum(value)) for value in leaves(inputs)[:1]]
+                self.record.batch_norm.setdefault(name, []).extend(means)
         if not torch.is_grad_enabled():
             return
         for name, parameter in module._parameters.items():
@@ -241,8 +246,6 @@ class Observer:
         buffers = self._buffers_of_losses.pop(id(module), {})
         if any(leaf.requires_grad for leaf in pytree.tree_leaves(outputs) if is_tensor(leaf)):
             self._step.buffers = buffers | self._step.buffers
-        if isinstance(module, _BatchNorm) and module.training:
-            self.record.batch_norm |= not is_a(module, "SyncBatchNorm")
         if not self.record.steps and module._parameters:
             self._sum_squares(module, inputs, outputs)
         if isinstance(outputs, Tensor) and outputs.is_floating_point():

@@ -282,8 +282,9 @@ class Record:
     """True if a draw of a replay has the rows of all ranks: the script asked for those of one."""
     gradient_hooks: bool = False
     """True if the script has hooks on gradients, which may change them before any reduction."""
-    batch_norm: bool = False
-    """True if batch norm takes its statistics from rows of one rank."""
+    batch_norm: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """Number of rows, and a checksum of the means that batch norm takes from these rows of one
+    rank, by module, in the order of its calls."""
     twins: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of parameters of different modules with equal values at the start."""
     orphans: list[str] = field(default_factory=list)

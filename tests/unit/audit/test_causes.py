@@ -175,6 +175,18 @@ def test_uneven_weights_hide_no_factor_of_a_loss_that_nobody_knows() -> None:
     )
 
 
+@pytest.mark.parametrize(("counts", "known"), [((4.0, 4.0), True), ((4.0, 6.0), False)])
+def test_a_sum_of_losses_weighs_ranks_alike_for_equally_many_targets(
+    counts: tuple[float, float], known: bool
+) -> None:
+    micros = [micro(own, count=count) for own, count in zip(OWN, counts, strict=True)]
+    records = unmatched(MEAN, micros, micro())
+    assert causes.weights_are_known(records)  # one loss for each batch: its targets weigh alike
+    for one in micros:
+        one.losses = [*one.losses, *one.losses]
+    assert causes.weights_are_known(records) is known
+
+
 def test_a_loss_over_several_samples_is_named() -> None:
     for changed, text in (
         (micro(OWN[0], couples=True), "other samples of the batch"),
@@ -202,11 +214,11 @@ def named(records: Records, *, shares: Record | None = None, alone: Sequence[Rec
 
 def test_batch_norm_is_named_if_its_shares_give_the_gradient() -> None:
     other = torch.randn(40, generator=GENERATOR)
-    records = matched(MEAN, other, batch_norm=True)
+    records = matched(MEAN, other, batch_norm={"": [(4, 0.0)]})
     assert named(records, shares=record(0, MEAN * (1 + 1e-6))) == "batch_norm_of_share"
     assert named(records, shares=record(0, other)) == ""
     assert named(matched(MEAN, other), shares=record(0, MEAN)) == ""
-    rounded = matched(MEAN, MEAN + 2e-6 * OWN[0], batch_norm=True)
+    rounded = matched(MEAN, MEAN + 2e-6 * OWN[0], batch_norm={"": [(4, 0.0)]})
     assert named(rounded, shares=record(0, MEAN + 1e-6 * OWN[1])) == ""
 
 
