@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardmark.base.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
     from shardmark.bench.run import Run, load, run
-    from shardmark.predict.api import plan
-    from shardmark.predict.batch.api import largest_batches
+    from shardmark.predict.api import largest_batches, plan
 
 from shardmark.base.version import __version__
 
@@ -32,7 +31,7 @@ __all__ = [
 
 _HOMES = {
     "Run": "bench.run",
-    "largest_batches": "predict.batch.api",
+    "largest_batches": "predict.api",
     "load": "bench.run",
     "plan": "predict.api",
     "run": "bench.run",

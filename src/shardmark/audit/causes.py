@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot, prod
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shardmark.audit.comparison import (
     EQUAL,
@@ -31,13 +33,11 @@ from shardmark.audit.comparison import (
     tensors_differ,
 )
 from shardmark.base.evidence.captures import Array
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.text import counted, listed
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.launch import ON_A_CPU
 from shardmark.scripts.record import GRAPH, Loader, Micro, Record, Step
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 GUIDE = "docs/guides/from-one-gpu.md"
 
@@ -74,7 +74,6 @@ class Finding:
 Stage = Literal["ranks", "gradient", "rates", "accumulation"]
 """The ranks' records alone, a gradient or learning rates that differ from those of one process, or
 the weights of a step's micro-batches."""
-ONE_PASS = "do not train what one pass over the micro-batches trains"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1428,306 +1427,15 @@ STAGES: dict[Callable[[Records], Finding | None], Stage] = {
 }
 """Stages of the looks that need more than the ranks' records."""
 
-CAUSES: dict[str, Cause] = {
-    "not_distributed": Cause(
-        meaning="the ranks exchange nothing: a script for one process",
-        reason="{which}",
-        remedy="{remedy}",
-        find=of_distribution,
-        explains_gradient=True,
-    ),
-    "different_start": Cause(
-        meaning="ranks begin with other weights",
-        reason="each rank draws its own initial weights and none are sent to the others",
-        remedy="broadcast rank 0's weights before the first step (DDP does), or seed all ranks "
-        "alike before the model is made",
-        find=of_start,
-        explains_gradient=True,
-    ),
-    "same_data": Cause(
-        meaning="all ranks train on the same samples",
-        reason="the samples are not divided among the ranks{origin}",
-        remedy="{remedy}",
-        find=of_data,
-    ),
-    "data_divided_twice": Cause(
-        meaning="each rank divides data that are its own already",
-        reason="each rank has other data, or the same data in another order, which a sampler "
-        "divides among the ranks again",
-        remedy="give all ranks the same data set in the same order, or no DistributedSampler",
-        find=of_data,
-    ),
-    "data_dropped": Cause(
-        meaning="some samples reach no rank",
-        reason="the ranks' shares do not cover the data set{origin}",
-        remedy="{remedy}",
-        find=of_data,
-    ),
-    "data_repeated": Cause(
-        meaning="some samples reach several ranks",
-        reason="the ranks' shares overlap{origin}",
-        remedy="{remedy}",
-        find=of_data,
-    ),
-    "same_order_every_epoch": Cause(
-        meaning="every epoch has the same order, as where `set_epoch` is not called",
-        reason="the seed of the {sampler} does not change with the epoch",
-        remedy="call its set_epoch(epoch) before each epoch, or let the seed depend on the epoch",
-        find=of_data,
-    ),
-    "equal_draws": Cause(
-        meaning="ranks draw the same random numbers for different samples",
-        reason="their generators have the same seed",
-        remedy="seed these draws by rank, after the model is made",
-        find=of_draws,
-    ),
-    "optimizer_of_other_parameters": Cause(
-        meaning="the optimizer has other parameters than the model",
-        reason="the optimizer was made before the model's parameters were replaced",
-        remedy="make the optimizer after the model is wrapped or moved",
-        find=of_optimizer,
-    ),
-    "local_steps": Cause(
-        meaning="ranks train alone between averages of the weights",
-        reason="each rank takes steps with the gradient of its own samples before the weights "
-        "are made equal, as in local SGD",
-        remedy="reduce the gradients of each step",
-        find=of_weights,
-        explains_gradient=True,
-    ),
-    "weights_changed_by_rank": Cause(
-        meaning="weights change outside of the optimizer, on some ranks only",
-        reason="{which} changes them between two steps, outside of the optimizer",
-        remedy="make the same change on all ranks, or send the changed weights to the others",
-        find=of_weights,
-    ),
-    "accumulation_not_synchronised": Cause(
-        meaning="the last micro-batch of a step is not reduced",
-        reason="the forward pass of the last micro-batch of a step runs under no_sync, or with "
-        "require_backward_grad_sync = False, so that nothing is reduced",
-        remedy="synchronise the last micro-batch of each step, from before its forward pass",
-        find=of_disagreement,
-        explains_gradient=True,
-    ),
-    "not_reduced": Cause(
-        meaning="a gradient is not reduced over the ranks",
-        reason="{which} reduced over the ranks",
-        remedy="call the wrapped model itself, with all of its parameters inside the wrapper, "
-        "or reduce their gradients before the step",
-        find=of_disagreement,
-        explains_gradient=True,
-    ),
-    "group_too_small": Cause(
-        meaning="a wrapper reduces over a process group of one rank, or of some ranks only",
-        reason="{group}",
-        remedy="give the wrapper a process group, or axes of the mesh, with all ranks that train "
-        "the same parameters",
-        find=of_disagreement,
-        explains_gradient=True,
-    ),
-    "ranks_disagree": Cause(
-        meaning="a gradient is not reduced alike on all ranks",
-        reason="they are not reduced alike on all ranks",
-        remedy="compare how each rank reduces and changes these gradients",
-        find=of_disagreement,
-        explains_gradient=True,
-    ),
-    "untied_weights": Cause(
-        meaning="tied weights have become two parameters",
-        reason="the tied weights became two parameters when the model was wrapped or moved",
-        remedy="tie the weights again after that, or wrap both modules as one unit",
-        find=of_ties,
-        explains_gradient=True,
-    ),
-    "clipped_before_unscaling": Cause(
-        meaning="clipping uses the norm of the scaled gradient",
-        reason="it is clipped while it is still multiplied by {scale}",
-        remedy="call scaler.unscale_(optimizer) before clipping",
-        find=of_scaler,
-    ),
-    "accumulation_not_divided": Cause(
-        meaning="micro-batches are added and not averaged",
-        reason="the gradients of the micro-batches are added and not averaged",
-        remedy="divide the loss by {count} before backward",
-        find=of_accumulation,
-        in_one_process=ONE_PASS,
-    ),
-    "accumulation_divided_twice": Cause(
-        meaning="micro-batches are divided by their number twice",
-        reason="it is divided by the number of micro-batches twice",
-        remedy="divide once: the library may do it already",
-        find=of_accumulation,
-        in_one_process=ONE_PASS,
-    ),
-    "short_window": Cause(
-        meaning="the last step of an epoch has fewer micro-batches, and is divided by as many as "
-        "the others (`--until-epoch`)",
-        reason="the last step of an epoch has {count} micro-batches, and their losses are divided "
-        "by {window}, as in the other steps",
-        remedy="divide by the number of micro-batches that the step has, or drop the rest of an "
-        "epoch",
-        find=of_accumulation,
-        in_one_process=ONE_PASS,
-    ),
-    "divided_by_other_steps": Cause(
-        meaning="the loss is divided by the tokens of several steps",
-        reason="the losses of {steps} steps are divided by the targets of all {steps}, and each "
-        "step takes its own alone",
-        remedy="divide by the targets of the micro-batches that the step accumulates",
-        find=of_other_steps,
-        in_one_process=ONE_PASS,
-    ),
-    "gradient_rescaled": Cause(
-        meaning="the optimizer gets a multiple of the gradient, in one process too",
-        reason="{origin} multiplies it after the backward pass, and neither clipping nor a scale "
-        "of the loss explains that",
-        remedy="divide a gradient by a scale only where the loss is multiplied by it",
-        find=of_rescaling,
-        in_one_process="do not train by the gradient of their loss",
-    ),
-    "gradient_kept": Cause(
-        meaning="the gradient of a step is added to that of the next one, in one process too",
-        reason="nothing clears the gradients between two steps",
-        remedy="call optimizer.zero_grad() before the backward passes of each step",
-        find=of_kept,
-        in_one_process="do not train by the gradient of their loss",
-    ),
-    "uneven_micro_batches": Cause(
-        meaning="each micro-batch averages over its own tokens (a mean of means), in one process "
-        "too",
-        reason="each micro-batch averages over its own samples or tokens, and their numbers differ",
-        remedy="divide the sum of each micro-batch by the number of targets of all micro-batches "
-        "of the step",
-        find=of_micro_batches,
-        in_one_process=ONE_PASS,
-    ),
-    "buffers_differ": Cause(
-        meaning="buffers of the ranks drift apart",
-        reason="each rank updates its buffers from its own samples",
-        remedy="let DDP broadcast the buffers, or average them over the ranks",
-        find=of_buffers,
-    ),
-    "settings_differ": Cause(
-        meaning="the ranks' optimizers have different settings",
-        reason="each rank sets its own",
-        remedy="set it from values that all ranks share",
-        find=of_settings,
-    ),
-    "settings_depend_on_ranks": Cause(
-        meaning="a setting of the optimizer follows the number of ranks",
-        reason="the script sets it by the number of ranks, although the ranks share one batch",
-        remedy="set it from the batch of all ranks together, which does not change",
-        find=of_settings,
-    ),
-    "summed": Cause(
-        meaning="the gradient is N times too large: a sum and no mean",
-        reason="{origin}",
-        remedy="divide by the number of ranks, or average the loss over all {ranks} ranks' samples",
-        find=of_factor,
-    ),
-    "multiplied_by_ranks": Cause(
-        meaning="the gradient is N times too large: the loss is multiplied by N",
-        reason="each rank's loss is multiplied by the number of ranks, and the ranks are averaged",
-        remedy="multiply the loss by the number of ranks only where it is divided by the "
-        "number of all ranks' samples or tokens",
-        find=of_factor,
-    ),
-    "averaged_twice": Cause(
-        meaning="the gradient is N times too small: divided by N twice",
-        reason="it is divided by the number of ranks twice, or a sum over the ranks' samples "
-        "is averaged",
-        remedy="divide once: DDP and FSDP average over the ranks already",
-        find=of_factor,
-    ),
-    "averaged_sum": Cause(
-        meaning="the gradient is N times too small: a sum is averaged",
-        reason="a rank's loss is a sum over its samples, maybe divided by one number for all, "
-        "and the wrapper averages it over the ranks",
-        remedy="multiply the loss by {ranks}, or use a mean over all ranks' samples",
-        find=of_factor,
-    ),
-    "clipped_locally": Cause(
-        meaning="clipping uses the norm of a part of the gradient",
-        reason="each rank clips by the norm of its own part of the gradient",
-        remedy="clip by the norm over all ranks: after the gradients are reduced, by "
-        "torch.nn.utils.clip_grad_norm_ (DDP, FSDP2) or the wrapper's clip_grad_norm_ "
-        "(FSDP1)",
-        find=of_clipping,
-        explains_gradient=True,
-    ),
-    "clip_norm_of_group": Cause(
-        meaning="clipping uses the norm of one group of ranks alone",
-        reason="each group of {size} ranks clips by the norm of its own part of the gradient",
-        remedy="add up the squared norms of all ranks that have parts of the gradient",
-        find=of_clipping,
-        explains_gradient=True,
-    ),
-    "clip_norm_counted_again": Cause(
-        meaning="the norm for clipping counts a gradient once for every rank that has it",
-        reason="it is clipped by a sum over the ranks of {summands} that include replicated "
-        "gradients, which are counted again for each rank",
-        remedy="add up the squared norms of shards over the ranks, and count those of "
-        "replicated parameters once",
-        find=of_clipping,
-    ),
-    "clip_norm_averaged": Cause(
-        meaning="clipping uses the mean of the ranks' norms",
-        reason="it is clipped by the mean of the norms of the ranks' parts",
-        remedy="add up the squared norms of the ranks' parts, and take the root of the sum",
-        find=of_clipping,
-    ),
-    "shards_scaled": Cause(
-        meaning="each rank multiplies its shard of the gradient (FSDP2) by another number",
-        reason="each rank multiplies its shard of the gradient by another number",
-        remedy="compute that number from values that are summed over all ranks",
-        find=of_clipping,
-    ),
-    "uneven_weights": Cause(
-        meaning="each rank averages over its own tokens or samples (a mean of means)",
-        reason="each rank averages over its own samples or tokens, and their numbers differ",
-        remedy="divide each rank's sum by the number of all ranks' samples or tokens, and "
-        "multiply by the number of ranks where DDP or FSDP averages",
-        find=of_weighting,
-    ),
-    "batch_norm_of_share": Cause(
-        meaning="batch norm uses the samples of one rank (see below)",
-        reason="batch norm takes its statistics from the samples of one rank",
-        remedy="convert the model by SyncBatchNorm.convert_sync_batchnorm (GPUs only), use a "
-        "norm that does not depend on the batch, or leave --strict out: many recipes "
-        "for images train so",
-        find=of_batch_norm,
-    ),
-    "whole_batch_loss": Cause(
-        meaning="the loss needs the samples of all ranks",
-        reason="the loss depends on all samples of a batch together, and each rank sees its own",
-        remedy="gather the outputs of all ranks by torch.distributed.nn.all_gather before the loss",
-        find=of_whole_batch,
-    ),
-    "gathered_without_gradients": Cause(
-        meaning="the gather of other ranks' outputs returns no gradient",
-        reason="the loss uses other ranks' outputs, and no gradient flows back through the gather",
-        remedy="gather by torch.distributed.nn.all_gather, which returns gradients",
-        find=of_whole_batch,
-    ),
-    "precision": Cause(
-        meaning="gradients are rounded to 16 bits when they are reduced",
-        reason="the gradients are rounded to {type} when they are reduced",
-        remedy="reduce in fp32 where this rounding matters",
-        find=of_precision,
-    ),
-    "learning_rate_scaled": Cause(
-        meaning="the learning rate grows with N although the batch does not",
-        reason="the script multiplies it by the number of ranks, although the ranks share one "
-        "batch",
-        remedy="scale the rate only where the batch of all ranks together grows",
-        find=of_schedule,
-    ),
-    "schedule_differs": Cause(
-        meaning="the schedule of learning rates advances with N",
-        reason="its schedule advances with the number of ranks, although {origin}",
-        remedy="advance the schedule once for each optimizer step",
-        find=of_schedule,
-    ),
-}
-"""Name -> cause.  To add one: a row, the function that finds it, and a script of `tests/zoo`; if a
-user may accept it, its name in `base/evidence/accepted.py`."""
+
+def _table() -> Iterator[tuple[str, Cause]]:
+    """Yield the causes of `causes.yaml`."""
+    text = Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8")
+    for look, causes in parse_yaml(text, "causes.yaml").items():
+        for name, texts in causes.items():
+            yield name, Cause(find=globals()[look], **texts)
+
+
+CAUSES: Mapping[str, Cause] = dict(_table())
+"""Name -> cause.  To add one: a row of the file, the function that finds it, and a script of
+`tests/zoo`; if a user may accept it, its name in `base/evidence/accepted.py`."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 from statistics import median_low
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from shardmark.base.evidence.captures import (
     BLIND,
@@ -24,9 +24,6 @@ from shardmark.base.evidence.captures import (
 )
 from shardmark.base.evidence.checks import Check
 from shardmark.scripts.record import Record, joined_tensors
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
 

@@ -22,9 +22,8 @@ from shardmark.base.recipe import Weights
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
-from shardmark.predict.trace.detectors import at_their_limits, limited_heads
 from shardmark.predict.trace.optimizers import with_optimizer
-from shardmark.predict.trace.trace import trace
+from shardmark.predict.trace.trace import at_their_limits, limited_heads, trace
 from shardmark.ranks.measure.memory.tensors import allocator_rise_bytes
 from shardmark.ranks.measure.step.recorder import NoSpans
 from shardmark.ranks.strategies import build_strategy

@@ -18,10 +18,6 @@ class Bounds:
     min_nonzero: float = 1e-15
     """Smallest plausible absolute value other than 0; ratios to smaller values overflow."""
 
-    def allow(self, value: float) -> bool:
-        """Return whether the value is plausible; NaN is not."""
-        return self.low <= value <= self.high and (value == 0 or abs(value) >= self.min_nonzero)
-
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}"
 
@@ -74,7 +70,8 @@ def check_bounds(result: TrialResult) -> None:
     """Raise `ValueError` for the first implausible number, with its place in the file."""
     for place, value in _numbers((), result.model_dump(exclude={"files"})):
         bounds = _bounds_at(place)
-        if not bounds.allow(value):
+        in_range = bounds.low <= value <= bounds.high  # NaN is in no range
+        if not in_range or 0 < abs(value) < bounds.min_nonzero:
             shown = f"{value:.4g}" if isinstance(value, float) else f"{value!s:.40}"
             raise ValueError(f"{'.'.join(place)} is {shown}; possible is {bounds}")
 

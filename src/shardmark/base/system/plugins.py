@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any
 
@@ -24,11 +24,6 @@ def plugin_names(group: str) -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=group)}))
 
 
-def package_of(entry: EntryPoint) -> str:
-    """Return the name of the package that registers the entry point."""
-    return "unknown" if entry.dist is None else entry.dist.name
-
-
 def load_plugin(group: str, name: str, base: type[Any]) -> type[Any]:
     """Import the subclass of `base` that a package registers in the group under the name.
 
@@ -36,7 +31,7 @@ def load_plugin(group: str, name: str, base: type[Any]) -> type[Any]:
     not such a class or cannot be imported.
     """
     entries = tuple(entry_points(group=group, name=name))
-    packages = " and ".join(map(package_of, entries))
+    packages = " and ".join("unknown" if one.dist is None else one.dist.name for one in entries)
     place = f"{name} of package {packages}"
     if len(entries) != 1:
         raise InputError(place, f"{len(entries)} packages register {name!r}", "keep one of them")

@@ -201,7 +201,13 @@ def time_lines(
         between += f" to {duration(before + seconds)}"
     lines = [f"time: about {between}, as in {run.path}; plus {unknown}"]
     if budget_seconds is not None:
-        share = _budget_share(remaining, seconds, budget_seconds - before, unknown)
+        left_seconds = budget_seconds - before
+        if left_seconds > seconds:
+            share = f"all, with {duration(left_seconds - seconds)} for {unknown}"
+        else:
+            planned = len({trial.repeat for trial in remaining})
+            rounds = int(max(0.0, left_seconds) / seconds * planned)
+            share = f"at most {rounds} of the {repeats} repeats"
         lines.append(f"budget: {duration(budget_seconds)}, enough for {share}")
     return lines
 
@@ -220,13 +226,3 @@ def _readable_runs(folders: Iterable[Path]) -> Iterator[StoredRun]:
     for folder in folders:
         with suppress(ShardmarkError, OSError):
             yield load_run(folder)
-
-
-def _budget_share(
-    trials: Sequence[Trial], seconds: float, budget_seconds: float, unknown: str
-) -> str:
-    """Describe how many of the trials, which take `seconds` together, fit the budget."""
-    if budget_seconds > seconds:
-        return f"all, with {duration(budget_seconds - seconds)} for {unknown}"
-    rounds = int(max(0.0, budget_seconds) / seconds * len({trial.repeat for trial in trials}))
-    return f"at most {rounds} of the {trials[0].measure.repeats} repeats"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain, islice
 from math import isclose
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.base.evidence.captures import Array, Tolerances, equal, norm, worst_of
@@ -23,9 +23,6 @@ from shardmark.ranks.strategies.base import first_names
 from shardmark.ranks.train.exchanged_group import world_of
 from shardmark.ranks.train.one_rank import one_rank
 from shardmark.ranks.workloads.base import Batch, Workload
-
-if TYPE_CHECKING:
-    from torch import nn
 
 NAME = "whole batch in one piece"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,28 +69,15 @@ def fasterrcnn_resnet101_fpn(
     return FasterRCNN(backbone, num_classes=num_classes, **options)
 
 
-def fasterrcnn_swin_t_fpn(
+def _on_swin_t(
+    detector: type[FasterRCNN],
     *,
-    num_classes: int,
     weights_backbone: str | None = None,
     trainable_backbone_layers: int | None = None,
     **options: Any,
 ) -> FasterRCNN:
-    """Faster R-CNN on Swin-T.  Trainable layers are its four stages, then the embedding."""
-    backbone = _swin_t(weights_backbone, trainable_backbone_layers)
-    return FasterRCNN(backbone, num_classes=num_classes, **options)
-
-
-def maskrcnn_swin_t_fpn(
-    *,
-    num_classes: int,
-    weights_backbone: str | None = None,
-    trainable_backbone_layers: int | None = None,
-    **options: Any,
-) -> MaskRCNN:
-    """Mask R-CNN on Swin-T, with the same trainable layers."""
-    backbone = _swin_t(weights_backbone, trainable_backbone_layers)
-    return MaskRCNN(backbone, num_classes=num_classes, **options)
+    """A detector on Swin-T.  Trainable layers are its four stages, then the embedding."""
+    return detector(_swin_t(weights_backbone, trainable_backbone_layers), **options)
 
 
 def _swin_t(weights: str | None, trainable_layers: int | None) -> SwinWithFPN:
@@ -196,7 +184,7 @@ def _narrow(width: int) -> ResNet:
 
 OWN_DETECTORS: dict[str, Callable[..., nn.Module]] = {
     "fasterrcnn_resnet101_fpn": fasterrcnn_resnet101_fpn,
-    "fasterrcnn_swin_t_fpn": fasterrcnn_swin_t_fpn,
-    "maskrcnn_swin_t_fpn": maskrcnn_swin_t_fpn,
+    "fasterrcnn_swin_t_fpn": partial(_on_swin_t, FasterRCNN),
+    "maskrcnn_swin_t_fpn": partial(_on_swin_t, MaskRCNN),
     "fcos_resnet18_fpn": fcos_resnet18_fpn,
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,9 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 from shardmark.base.recipe import Recipe
 from shardmark.predict.profile import Kind
 from shardmark.predict.trace.chains import Chains
-from shardmark.predict.trace.compiled_code import CompiledCode
 from shardmark.predict.trace.live_bytes import LiveBytes, tensors_of
 from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
-from shardmark.predict.trace.unit_trace import Pass, TracedUnits
+from shardmark.predict.trace.unit_trace import Pass, TracedUnits, UnitTrace
 from shardmark.ranks.strategies.blocks import checkpointed_blocks
 from shardmark.ranks.workloads.base import Batch
 from shardmark.ranks.workloads.flops import UNKNOWN_TO_TORCH
@@ -91,6 +91,53 @@ def flops_of(
     reach = min(window or length, length)
     pairs = reach * length - reach**2 / 2 if causal else (2 * reach + 1) * length - reach**2
     return round(flops * min(1.0, pairs / length**2))
+
+
+class CompiledCode:
+    """Blocks that are compiled, or the full model: a compiler saves few of their results.
+
+    It saves the results of products, and computes the others again in the backward pass.
+    """
+
+    def __init__(self, scope: str, live: LiveBytes) -> None:
+        """`scope` is the recipe's `compile`; `live` counts the bytes of the step."""
+        self._scope = scope
+        self._live = live
+        self._nodes: list[int] = []
+        """Numbers of the autograd nodes at which a compiled model begins and ends."""
+        self.recomputed: dict[int, int] = {}
+        """Bytes, by storage, of results that are computed again instead of being saved."""
+        self.saved_outputs: dict[int, list[Tensor]] = defaultdict(list)
+        """Outputs of products, by the unit's position, from which the rest is computed again."""
+
+    def note_node(self, *_: object) -> None:
+        """Note the place in the forward pass where a compiled model begins or ends."""
+        self._nodes.append(torch._C._autograd._get_sequence_nr())
+
+    def includes(self, unit: UnitTrace, node: int, *, in_backward: bool) -> bool:
+        """True for an operation of compiled code; `node` is that of the backward pass, or -1."""
+        if self._scope != "model":
+            return self._scope == "blocks" and unit.block
+        if not in_backward:
+            return len(self._nodes) == 1
+        return bool(self._nodes) and self._nodes[0] <= node < self._nodes[-1]
+
+    def leave_unsaved(self, results: Iterable[Tensor]) -> None:
+        """Count no bytes for results that the backward pass computes again."""
+        for tensor in results:
+            if size := self._live.recount(storage_key(tensor), 0):
+                self.recomputed[storage_key(tensor)] = size
+
+    def save(self, results: Iterable[Tensor]) -> None:
+        """Count results that leave compiled code, so that they are tensors in memory."""
+        for tensor in results:
+            if size := self.recomputed.pop(storage_key(tensor), 0):
+                self._live.recount(storage_key(tensor), size)
+
+    def free_outputs_after(self, at: int) -> None:
+        """Free what was saved for the backward passes of the units behind a position."""
+        for later in [other for other in self.saved_outputs if other > at]:
+            del self.saved_outputs[later]
 
 
 class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
@@ -236,7 +283,7 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
         if is_view or (recomputes and self._repeats_forward):
             return
         if compiled and not (fused or in_backward) and unit.name not in self._checkpoints:
-            self._compiled.save_outputs(at, written)
+            self._compiled.saved_outputs[at] += written
         operations = unit.operations["repeated" if recomputes else in_pass]
         work = self._chains.work(operations, kind, fused=fused)
         window = self._window(read, written) if kind == "attention" else None

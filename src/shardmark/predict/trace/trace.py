@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public one
 
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding, Shard
 from shardmark.base.recipe import Optimizer, Recipe
 from shardmark.base.traffic import ELEMENT_BYTES, stored_element_bytes
 from shardmark.predict.profile import Profile
-from shardmark.predict.trace.detectors import at_their_limits, limited_heads
 from shardmark.predict.trace.fakes import (
     delta_rules,
     flash_attention,
@@ -231,3 +230,50 @@ def _steps(
             step.units = expand(step.units, repetition)
         steps.append(step)
     return traced(samples=(first, second), first=steps[0], second=steps[1])
+
+
+def limited_heads(model: nn.Module) -> dict[str, Any]:
+    """Return torchvision's region heads that compute masks or keypoints, by their names.
+
+    These compute positive proposals alone.  Weights from the seed find almost none, trained ones
+    about as many as are sampled at most.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "assign_targets_to_proposals")
+        and (module.has_mask() or module.has_keypoint())
+    }
+
+
+@contextmanager
+def at_their_limits(model: nn.Module) -> Iterator[None]:
+    """Let region heads sample as many positive proposals as they may."""
+    heads = limited_heads(model).values()
+    for head in heads:
+        head.assign_targets_to_proposals = partial(
+            _assigned, head.assign_targets_to_proposals, head
+        )
+    try:
+        yield
+    finally:
+        for head in heads:
+            del head.assign_targets_to_proposals
+
+
+def _assigned(
+    original: Any,
+    head: Any,
+    proposals: Sequence[Tensor],
+    boxes: Sequence[Tensor],
+    labels: Sequence[Tensor],
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Match the first proposals of each image to its first box."""
+    indices, assigned = original(proposals, boxes, labels)
+    sampler = head.fg_bg_sampler
+    most = int(sampler.batch_size_per_image * sampler.positive_fraction)
+    for index, label, of_picture in zip(indices, assigned, labels, strict=True):
+        if len(of_picture):
+            index[:most] = 0
+            label[:most] = of_picture[0]
+    return indices, assigned

@@ -109,7 +109,8 @@ def test_listed_facts_of_every_detector_are_true(name: str) -> None:
 def test_swin_freezes_all_but_its_trainable_layers(layers: int | None, frozen: int) -> None:
     """The embedding, then stages 1, 3, 5, 7; the merging before a stage is part of it."""
     with torch.device("meta"):
-        model = fasterrcnn_swin_t_fpn(num_classes=3, trainable_backbone_layers=layers)
+        detector = OWN_DETECTORS["fasterrcnn_swin_t_fpn"]
+        model: Any = detector(num_classes=3, trainable_backbone_layers=layers)
     body: Any = model.backbone.body
     levels = model.backbone(torch.zeros(1, 3, 64, 96, device="meta"))
     sizes = [tuple(level.shape[1:]) for level in levels.values()]

@@ -16,8 +16,7 @@ from shardmark.base.layout import Shard
 from shardmark.ranks.workloads.base import BatchPlan
 from shardmark.ranks.workloads.order import epoch_order
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
-from shardmark.ranks.workloads.vision.pictures import PADDING, ImageBatch, crop_flip
-from shardmark.ranks.workloads.vision.task import Classification
+from shardmark.ranks.workloads.vision.task import PADDING, Classification, ImageBatch, crop_flip
 
 PLAN = BatchPlan(global_batch=8, seed=3)
 WHOLE = Shard(index=0, count=1)

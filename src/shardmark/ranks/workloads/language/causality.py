@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
 from shardmark.ranks.workloads.model_building import nonzero_parameters, preserved_generators
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 TOLERANCE = 1e-5
 """Deviation that rounding may cause, relative to the largest logit: experts sum in any order."""
