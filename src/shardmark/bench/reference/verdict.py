@@ -315,20 +315,25 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
     numerics = trial.built_strategy.numerics(trial.recipe)
     reduction = reduction_checks(capture, trial.recipe, numerics)
     checks = (*checks_of(capture, tolerances), *reduction, whole_batch.check)
-    same_device = runs.device.type == trial.device_type
     same_samples = runs.communicates and trial.layout.shares != trial.world_size
     unknown = COMMUNICATES if same_samples else unrepeatable
     if unknown is not None:
         return verdict_of(trial, None, checks, unknown)
     if (cause := nonfinite_cause(capture, tolerances.reference)) is not None:
         return verdict_of(trial, None if cause.training_fails else False, checks, cause)
-    undecided = undecided_cause(
-        capture,
-        checks,
-        tolerances,
-        same_device=same_device,
-        same_kernels=trial.recipe.compile == "none",
-    )
+    undecided = None  # failed checks refute equivalence
+    wrong = {check.name for check in checks if not check.holds} & INPUT_CHECKS
+    expected = tolerances.reference
+    if not wrong and capture.skipped == expected.skipped and not expected.tensors["gradient"]:
+        undecided = NO_UPDATE
+    elif runs.device.type != trial.device_type and not wrong - {"random draws"}:
+        undecided = OTHER_DEVICE
+    elif not wrong and tolerances.rounding_skips:
+        undecided = ROUNDING_SKIPS
+    elif not wrong:
+        # Other kernels add in another order everywhere, which this model may amplify.
+        largest = tolerances.floor if trial.recipe.compile == "none" else BLIND
+        undecided = UNDECIDED if differs_by_rounding(capture, tolerances, largest) else None
     if undecided is not NO_UPDATE and all(check.holds for check in checks):
         return verdict_of(trial, True, checks)
     if not whole_batch.check.holds:
@@ -370,30 +375,6 @@ def nonfinite_cause(capture: Capture, expected: Capture | None = None) -> Cause 
         and reference_nonfinite[0] <= actual[0],
         first_deviation="losses",
     )
-
-
-def undecided_cause(
-    capture: Capture,
-    checks: Sequence[Check],
-    tolerances: Tolerances,
-    *,
-    same_device: bool,
-    same_kernels: bool,
-) -> Cause | None:
-    """Return the cause of an undecided verdict, or None if failed checks refute equivalence."""
-    expected = tolerances.reference
-    wrong = {check.name for check in checks if not check.holds} & INPUT_CHECKS
-    if not wrong and capture.skipped == expected.skipped and not expected.tensors["gradient"]:
-        return NO_UPDATE
-    if not same_device and not wrong - {"random draws"}:
-        return OTHER_DEVICE
-    if wrong:
-        return None
-    if tolerances.rounding_skips:
-        return ROUNDING_SKIPS
-    # Other kernels add in another order everywhere, which this model may amplify.
-    largest = tolerances.floor if same_kernels else BLIND
-    return UNDECIDED if differs_by_rounding(capture, tolerances, largest) else None
 
 
 def differs_by_rounding(capture: Capture, tolerances: Tolerances, largest: float) -> bool:

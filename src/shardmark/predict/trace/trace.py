@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -95,14 +95,20 @@ def traced(
     if model is None and workload.equal_blocks:
         model = build_on_meta(workload)
     in_fp32 = recipe.model_copy(update={"weights": "fp32"})  # else those that are cast
-    dtype = AUTOCAST_DTYPES[recipe.precision] if casts else None
     steps = partial(
-        _profile, workload, in_fp32, device_type, activations, dtype, built=model, flash=flash
+        _steps,
+        workload,
+        in_fp32,
+        device_type=device_type,
+        activations=activations,
+        casts=AUTOCAST_DTYPES[recipe.precision] if casts else None,
+        flash=flash,
     )
     with preserved_generators():
         try:
             with quiet() if casts else nullcontext():
-                profile = steps()
+                two_steps = _on_any_tensors(steps, workload, recipe, model)
+                profile = with_optimizer(two_steps.profile(), in_fp32.optimizer, device_type)
         except Exception as error:  # strategies that cast parameters refuse this model
             if not casts:
                 raise
@@ -113,26 +119,10 @@ def traced(
     return with_optimizer(profile, recipe.optimizer, device_type, recipe.weights)
 
 
-def _profile(
-    workload: Workload,
-    recipe: Recipe,
-    device_type: str,
-    activations: ActivationSharding,
-    casts: torch.dtype | None,
-    *,
-    built: nn.Module | None,
-    flash: bool,
-) -> Profile:
-    """Profile the model under autocast, or with its parameters cast to a type."""
-    steps = partial(
-        _steps,
-        workload,
-        recipe,
-        device_type=device_type,
-        activations=activations,
-        casts=casts,
-        flash=flash,
-    )
+def _on_any_tensors(
+    steps: Callable[..., TwoSteps], workload: Workload, recipe: Recipe, built: nn.Module | None
+) -> TwoSteps:
+    """Trace the steps on fake tensors, or really on the CPU if these fail."""
 
     def on_fake_tensors() -> TwoSteps:
         every_nth = recipe.activation_checkpointing not in (False, True, "selective")
@@ -144,19 +134,15 @@ def _profile(
             logger.info("all layers are traced, since two differ: %s", error)
             return steps(SAMPLES, fake=fake)
 
-    def on_the_processor() -> TwoSteps:
-        try:
-            return steps(REAL_SAMPLES, fake=None)
-        except ValueError:  # a batch norm refuses a single value
-            return steps(SAMPLES, fake=None)
-
     try:
         with quiet():
-            traced = on_fake_tensors()
+            return on_fake_tensors()
     except Exception as error:  # its shapes depend on values, for example
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
-        traced = on_the_processor()
-    return with_optimizer(traced.profile(), recipe.optimizer, device_type)
+    try:
+        return steps(REAL_SAMPLES, fake=None)
+    except ValueError:  # a batch norm refuses a single value
+        return steps(SAMPLES, fake=None)
 
 
 def _steps(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
+from shardmark.ranks.workloads.language.options import LanguageOptions
 from shardmark.ranks.workloads.model_building import nonzero_parameters, preserved_generators
 
 TOLERANCE = 1e-5
@@ -20,18 +21,18 @@ logger = logging.getLogger(__name__)
 
 
 def check_causal(
-    name: str,
+    options: LanguageOptions,
     model: nn.Module,
     logits: Callable[[nn.Module, Tensor], Tensor],
     *,
     vocabulary: int,
-    sequence_length: int,
 ) -> None:
     """Raise `InputError` if the last token changes the logits of the tokens before it.
 
     Copies of the model read two short inputs in evaluation mode; the model is not changed.
     A model that cannot run here, such as one that needs a GPU, is not checked.
     """
+    name, sequence_length = options.model, options.sequence_length
     shared = nonzero_parameters(model)
 
     def before_last(tokens: Tensor) -> Tensor:

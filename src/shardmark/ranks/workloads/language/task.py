@@ -103,7 +103,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         # A model on the meta device cannot be checked; the process that initialises it checks it.
         on_meta = any(p.is_meta for p in model.parameters())
         if self._causal and self._options.model != "gpt" and not (on_meta or self._causality_known):
-            self._check_causal(model)
+            check_causal(self._options, model, self._logits_of, vocabulary=self._data.vocabulary)
             self._causality_known = True
         chunks = self._options.loss_chunks
         if chunks > 1 and on_meta:
@@ -173,15 +173,6 @@ class Language(SampledTask[Samples, TokenBatch]):
             "workload.loss_chunks",
             f"{self._options.model} changes its logits after the output layer",
             "set it to 1",
-        )
-
-    def _check_causal(self, model: nn.Module) -> None:
-        check_causal(
-            self._options.model,
-            model,
-            self._logits_of,
-            vocabulary=self._data.vocabulary,
-            sequence_length=self._options.sequence_length,
         )
 
     def _logits_of(self, model: nn.Module, inputs: Tensor) -> Tensor:
