@@ -11,12 +11,7 @@ import numpy as np
 from shardmark.audit import causes, differences
 from shardmark.audit.audit import AuditReport, Runs, refusal_of, size_of
 from shardmark.audit.causes import Finding
-from shardmark.audit.comparison import (
-    Records,
-    first_gradient_checks,
-    later_checks,
-    update_check,
-)
+from shardmark.audit.comparison import Records, first_gradient_checks, later_checks, update_check
 from shardmark.base.errors import InputError
 from shardmark.base.evidence.checks import Check
 from shardmark.base.text import counted

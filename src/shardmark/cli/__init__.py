@@ -21,11 +21,10 @@ from shardmark.cli.compare import compare
 from shardmark.cli.doctor import doctor
 from shardmark.cli.export import export
 from shardmark.cli.init import init
-from shardmark.cli.list import list_
+from shardmark.cli.list import list_, schema
 from shardmark.cli.plan import plan
 from shardmark.cli.report import report
 from shardmark.cli.run import run
-from shardmark.cli.schema import schema
 from shardmark.cli.time import time
 from shardmark.cli.verify import verify
 from shardmark.cli.why import explain_step
@@ -108,7 +107,9 @@ app.command("schema")(schema)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.  A user's mistake is printed as a message."""
-    code = _run_command(None if arguments is None else [*arguments])
+    code = _exit_code_of(None if arguments is None else [*arguments])
+    if code == BAD_INPUT:
+        _say_other_verb(*(sys.argv[1:] if arguments is None else arguments))
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -138,13 +139,6 @@ def _say_other_verb(verb: str = "", *words: str) -> None:
         say(f"{unfit[0]} is {kind}: shardmark {OTHER_VERBS[verb]} takes {kind}", error=True)
     elif verb == "time" and "--" not in words and {*words} & {*LAUNCHERS, "-m"}:
         say("put `--` before a command of several words, or quotation marks around it", error=True)
-
-
-def _run_command(arguments: list[str] | None) -> int:
-    code = _exit_code_of(arguments)
-    if code == BAD_INPUT:
-        _say_other_verb(*(sys.argv[1:] if arguments is None else arguments))
-    return code
 
 
 def _exit_code_of(arguments: list[str] | None) -> int:

@@ -1,8 +1,9 @@
-"""`shardmark list`: lists strategies, workloads, models, metrics and other names."""
+"""`shardmark list` and `schema`: strategies, models, metrics and other names; all keys."""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Container, Mapping
 from typing import Annotated
 
@@ -11,7 +12,6 @@ import typer
 from shardmark.base.errors import InputError
 from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import TextOrJson
-from shardmark.cli.schema import schema
 
 SCHEMA = "schema"
 KINDS = {
@@ -49,6 +49,13 @@ def list_(
     width = max((len(name) for name in lines), default=0)
     for name, line in lines.items():
         say(f"{name.ljust(width)}  {line}".rstrip())
+
+
+def schema() -> None:
+    """Print the JSON schema of the experiment file, for editors."""
+    from shardmark.experiment.experiment import experiment_schema
+
+    say(*json.dumps(experiment_schema(), indent=2).split("\n"))
 
 
 def listing(kind: str) -> Mapping[str, str]:

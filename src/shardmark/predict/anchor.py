@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,7 @@ def calibrate_compute(
     if micro_batch < 2:
         allowed = "measure 2 or more: the time of one is that of starting its operations"
         raise InputError("the measured run", "its ranks take 1 sample at a time", allowed)
-
-    def seconds(compute: NDArray[np.float64]) -> NDArray[np.float64]:
-        return step.seconds(constants, compute, factors.communication)
-
+    seconds = partial(step.seconds, constants, communication=factors.communication)
     return replace(factors, compute=_fitted(seconds, measured_seconds))
 
 
@@ -54,10 +52,7 @@ def calibrate_communication(
     step: Step, measured_seconds: float, constants: Constants, factors: Factors
 ) -> Factors:
     """Return the factors with which a step on several ranks agrees with the measured time."""
-
-    def seconds(communication: NDArray[np.float64]) -> NDArray[np.float64]:
-        return step.seconds(constants, factors.compute, communication)
-
+    seconds = partial(step.seconds, constants, factors.compute)
     return replace(factors, communication=_fitted(seconds, measured_seconds))
 
 

@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Literal
 
 from shardmark.base.traffic import ModelSize
-from shardmark.ranks.costs.base import FP32_BYTES, UnitSize
+from shardmark.ranks.costs.base import UnitSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,3 @@ class Profile:
     native: Profile | None = None
     """Profile with 16-bit parameters, for strategies whose library casts them; None in fp32, or if
     the model does not compute so.  The outer profile is under autocast."""
-
-    def fused_update_accesses(self, weight_bytes: int) -> float:
-        """Accesses of one kernel, which reads all once and writes all but the gradient."""
-        return 3 * weight_bytes / FP32_BYTES + 2 * self.state_values

@@ -31,7 +31,7 @@ from shardmark.predict.timing import (
     update_seconds,
 )
 from shardmark.ranks.costs import cost_model
-from shardmark.ranks.costs.base import Cell, Costs, HostState
+from shardmark.ranks.costs.base import FP32_BYTES, Cell, Costs, HostState
 from shardmark.ranks.strategies.base import Strategy
 
 Array = NDArray[np.float64]
@@ -356,7 +356,8 @@ def layout_column(
     moved_bytes = (
         (0.0,) * STREAMS if host is None else (host.fetched, host.handed_back, host.returned, 0.0)
     )
-    accesses = profile.fused_update_accesses(cell.weight_bytes)
+    # A fused update is one kernel, which reads all once and writes all but the gradient.
+    accesses = 3 * cell.weight_bytes / FP32_BYTES + 2 * profile.state_values
     if host is not None and not host.fused_update:
         accesses = profile.update_accesses or accesses
     return Column(

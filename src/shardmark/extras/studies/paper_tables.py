@@ -76,12 +76,17 @@ class _Training:
 
 def paper_tables(against: Against) -> list[Table]:
     """Return the study's tables in its order, then its advice."""
-    makers = {"epochs": _by_epoch, "trainings": _by_training, "blocks": _by_block}
     trainings = _trainings(against)
     tables = []
     for table in against.study.tables:
         shown = [t for t in trainings if not table.strategies or t.strategy in table.strategies]
-        tables += makers[table.lines](against, table, shown)
+        if table.lines == "blocks":
+            tables += _by_block(against, table, shown)
+        elif table.lines == "epochs":
+            by_epoch = [(t, epoch) for t in shown for epoch in range(t.epochs)]
+            tables.append(_lines(against, table, by_epoch))
+        else:
+            tables.append(_lines(against, table, [(training, None) for training in shown]))
     return [*tables, *([_advice(against)] if against.study.advice else [])]
 
 
@@ -119,16 +124,6 @@ def _sides(against: Against, column: TableColumn, title: str) -> list[tuple[Colu
         titled = f"{title} {source if several else 'meas.'}"
         sides.append((replace(shown, key=key, title=titled, interval="±"), experiment))
     return sides
-
-
-def _by_epoch(against: Against, table: PaperTable, trainings: Sequence[_Training]) -> list[Table]:
-    return [_lines(against, table, [(t, epoch) for t in trainings for epoch in range(t.epochs)])]
-
-
-def _by_training(
-    against: Against, table: PaperTable, trainings: Sequence[_Training]
-) -> list[Table]:
-    return [_lines(against, table, [(training, None) for training in trainings])]
 
 
 def _lines(

@@ -40,13 +40,7 @@ def when_figures(groups: Sequence[Group]) -> list[Figure]:
         ys = [y for one in series for y in one.y if y is not None]
         crossings = [part.begins.value for part in line.ranges if part.begins is not None]
         marks = [
-            Series(
-                name="crossing",
-                x=(at, at),
-                y=(min(ys), max(ys)),
-                style=REFERENCE,
-                dashed=True,
-            )
+            Series(name="crossing", x=(at, at), y=(min(ys), max(ys)), style=REFERENCE, dashed=True)
             for at in crossings
         ]
         positive = min(line.values) > 0

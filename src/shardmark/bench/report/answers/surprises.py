@@ -15,7 +15,7 @@ from shardmark.bench.analysis.compare.rows import STATE_METRICS, Row, rate_of
 from shardmark.bench.analysis.compare.step_time import MAY_LACK, mean_seconds, samples_per_step
 from shardmark.bench.analysis.compare.verdicts import METRIC, is_different, verdict_between
 from shardmark.bench.analysis.parts import NAMES
-from shardmark.bench.report.answers.wording import milliseconds, name, percent, short, size
+from shardmark.bench.report.answers.wording import name, percent, short, size
 
 PEAK, ACTIVATIONS = "peak_memory_bytes", "activation_peak_bytes"
 NOTEWORTHY = 0.05
@@ -120,7 +120,8 @@ def _time(row: Row, other: Row) -> str:
         return ""
     # Which of two parts of like size is the largest, chance decides.
     main = sorted((part for part in parts if parts[part] >= most / 2), key=lambda p: -parts[p])
-    answer = f"each step has {' and '.join(f'{milliseconds(parts[p])} more of {p}' for p in main)}"
+    more = (f"{short(1000 * parts[part])} ms more of {part}" for part in main)
+    answer = f"each step has {' and '.join(more)}"
     calls, fewer = (either.metrics.get("collective_calls") for either in (row, other))
     if NAMES["communication"] in main and calls and fewer and calls.value > fewer.value > 0:
         answer += f", {short(calls.value)} collectives instead of {short(fewer.value)}"

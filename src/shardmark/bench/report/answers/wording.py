@@ -47,10 +47,6 @@ def size(value: float, like: float | None = None, *, unit: bool = True) -> str:
     return f"{short(value / scale)} {suffix}" if unit else short(value / scale)
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{short(seconds * 1000)} ms"
-
-
 def short(value: float) -> str:
     """Format three significant digits, or a whole number from 100 on."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{float(f'{value:.3g}'):g}"

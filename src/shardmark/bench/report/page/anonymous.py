@@ -35,10 +35,7 @@ def anonymous(page: str, runs: Iterable[StoredRun]) -> str:
         hosts |= dict.fromkeys((str(stored or ""), *(rank.host for rank in ranks)))
     hosts |= dict.fromkeys(host.partition(".")[0] for host in [*hosts])
     users = {getuser(), *_HOME.findall(page)} - {"root"}
-    names = {
-        **dict.fromkeys(users, "user"),
-        **dict.fromkeys(hosts, "machine"),
-    }
+    names = {**dict.fromkeys(users, "user"), **dict.fromkeys(hosts, "machine")}
     ordered = sorted((n for n in names if len(n) >= LEAST_CHARACTERS), key=len, reverse=True)
     either = "|".join(map(re.escape, ordered))
     named = re.compile(rf"(?<![\w-])({either})(?![\w-])") if ordered else None

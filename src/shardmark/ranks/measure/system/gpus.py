@@ -49,11 +49,6 @@ RELEASE_SECONDS = 0.1
 """Time between two readings."""
 
 
-def full_uuid(uuid: str) -> str:
-    """Return the UUID as NVML spells it: torch leaves out the prefix."""
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-
-
 class GpuReader:
     """Reads the devices with these UUIDs until closed.  A value that cannot be read is None."""
 
@@ -63,7 +58,9 @@ class GpuReader:
         """UUID and field of values that the driver does not support; they are asked for once."""
         self._nvml, _ = _open_nvml()
         if self._nvml is not None:
-            for uuid in sorted({full_uuid(uuid) for uuid in uuids}):
+            # NVML spells UUIDs with a prefix, which torch leaves out.
+            prefixed = {u if u.startswith(("GPU-", "MIG-")) else f"GPU-{u}" for u in uuids}
+            for uuid in sorted(prefixed):
                 # torch writes the UUID of a MIG slice without its prefix, too.
                 for name in (uuid.replace("GPU-", "MIG-", 1), uuid):
                     with contextlib.suppress(self._nvml.NVMLError):
