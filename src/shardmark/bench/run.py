@@ -243,10 +243,7 @@ def run(
     options = RunOptions(
         retry=retry, remeasure=remeasure, budget_seconds=budget, quiet=not progress
     )
-    with (
-        run_folder(path, resolved.name) as folder,
-        listener(folder, options) as progress_listener,
-    ):
+    with run_folder(path, resolved.name) as folder, listener(folder, options) as progress_listener:
         run_experiment(resolved, folder, options, listener=progress_listener)
     return load(folder)
 

@@ -52,12 +52,7 @@ Interventions = Mapping[str, str]
 
 
 def explain(
-    command: str,
-    world_size: int,
-    path: Path,
-    *,
-    budget_seconds: float,
-    listener: ProgressListener,
+    command: str, world_size: int, path: Path, *, budget_seconds: float, listener: ProgressListener
 ) -> Explanation:
     """Measure the command under interventions in a run's folder; a second call continues it.
 

@@ -43,8 +43,7 @@ def audit(
     ranks: Annotated[
         str | None,
         typer.Option(
-            metavar="N,...",
-            help="Numbers of ranks to try; by default that of the command, or 2.",
+            metavar="N,...", help="Numbers of ranks to try; by default that of the command, or 2."
         ),
     ] = None,
     against: Annotated[

@@ -31,8 +31,7 @@ def compare(
     form: Annotated[
         Format,
         typer.Option(
-            "--format",
-            help="csv and json have every metric, in base units; latex needs booktabs.",
+            "--format", help="csv and json have every metric, in base units; latex needs booktabs."
         ),
     ] = Format.TEXT,
     wide: Annotated[bool, typer.Option("--wide", help="Show more columns.")] = False,

@@ -59,8 +59,7 @@ def doctor(
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="auto|cuda|cpu",
-            help="With --network: device of the messages; auto by default.",
+            metavar="auto|cuda|cpu", help="With --network: device of the messages; auto by default."
         ),
     ] = None,
     seconds: Annotated[
@@ -261,8 +260,7 @@ def _write_node(path: Path, record: NetworkRecord) -> None:
             source=f"shardmark doctor --network, {date}",
         )
     say(
-        f"written: {path}, {card}   predict with: shardmark plan EXPERIMENT --on {path}",
-        error=True,
+        f"written: {path}, {card}   predict with: shardmark plan EXPERIMENT --on {path}", error=True
     )
 
 

@@ -70,8 +70,7 @@ def init(
         int | None, typer.Option(help="Number of ranks that train together; 2 by default.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the files; the current one by default."),
+        Path | None, typer.Option(help="Folder for the files; the current one by default.")
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time of the first step.")

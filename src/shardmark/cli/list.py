@@ -28,8 +28,7 @@ KINDS = {
 
 def list_(
     kind: Annotated[
-        str,
-        typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; without it, these kinds."),
+        str, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; without it, these kinds.")
     ] = "",
     form: Annotated[
         TextOrJson, typer.Option("--format", help="Format of the output.")

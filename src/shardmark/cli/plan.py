@@ -159,8 +159,7 @@ def plan(
         ),
     ] = None,
     measured_model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="The measured model, if it is another one."),
+        str | None, typer.Option(metavar="MODEL", help="The measured model, if it is another one.")
     ] = None,
     price_per_hour: Annotated[
         list[float] | None,

@@ -53,12 +53,10 @@ def run(
         ),
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the trials and the omitted cells; run none."),
+        bool, typer.Option("--dry-run", help="Print the trials and the omitted cells; run none.")
     ] = False,
     retry: Annotated[
-        bool,
-        typer.Option("--retry", help="Also repeat failed, timed-out and disturbed trials."),
+        bool, typer.Option("--retry", help="Also repeat failed, timed-out and disturbed trials.")
     ] = False,
     remeasure: Annotated[
         bool,

@@ -100,10 +100,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> TrialPlan
     left_out: list[LeftOut] = []
     asked = _asked_sizes(experiment, left_out)
     cells = _cells(
-        experiment,
-        device_type,
-        left_out,
-        lambda spec: _sizes(experiment, spec, asked, left_out),
+        experiment, device_type, left_out, lambda spec: _sizes(experiment, spec, asked, left_out)
     )
     cells = _with_equal_threads(cells)
     _check_batches(cells)

@@ -296,10 +296,7 @@ def largest_moments(profile: Profile, columns: Sequence[MemoryColumn]) -> dict[s
     )
     saved_bytes = np.vstack([saved[table.saved], saved[:1]])
     gathered = np.vstack(
-        [
-            sum(unit_bytes[units, fields] for fields in table.gathered),
-            np.zeros_like(samples),
-        ]
+        [sum(unit_bytes[units, fields] for fields in table.gathered), np.zeros_like(samples)]
     )
     gradients = np.vstack(
         [

@@ -210,9 +210,7 @@ class Models:
             # A new model: counting changes it.
             counted = build_on_meta(workload) or workload.build_model()
             return cost_model(cell.built_strategy).activation_traffic(
-                workload,
-                counted,
-                Cell(recipe=cell.recipe, world_size=world_size, nodes=nodes),
+                workload, counted, Cell(recipe=cell.recipe, world_size=world_size, nodes=nodes)
             )
 
     def training_samples(self, options: WorkloadOptions) -> int | None:

@@ -429,13 +429,7 @@ def _plan_on(
     cells, left_out = cells_of_any_size(experiment)
     anchors = _anchors(request, node, cells, models, constants, number=number)
     planners = planners_of(
-        request,
-        node,
-        cells,
-        models,
-        constants,
-        anchors=anchors,
-        price_per_hour=price_per_hour,
+        request, node, cells, models, constants, anchors=anchors, price_per_hour=price_per_hour
     )
     cells = [planner.cell for planner in planners]
     assumed, may_recompute = request.assumed, _may_recompute(request)
@@ -701,11 +695,7 @@ def _placement_notes(rows: Sequence[Prediction]) -> Iterator[str]:
 
 
 def _sizes_that_fit(
-    rows: Sequence[Prediction],
-    cells: Sequence[Trial],
-    node: NodeType,
-    nodes: int,
-    models: Models,
+    rows: Sequence[Prediction], cells: Sequence[Trial], node: NodeType, nodes: int, models: Models
 ) -> dict[str, Any]:
     """Return the fields of a plan about changes under which the experiment fits."""
     predicted = {row.label for row in rows if row.memory is not None}

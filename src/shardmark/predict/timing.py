@@ -208,11 +208,7 @@ def update_products_seconds(
 
 
 def update_seconds(
-    accesses: float,
-    node: NodeType,
-    constants: Constants,
-    *,
-    sharing: int | None = None,
+    accesses: float, node: NodeType, constants: Constants, *, sharing: int | None = None
 ) -> float:
     """Time of so many accesses to fp32 values on the card, or on a host that ranks share.
 

@@ -174,9 +174,7 @@ def _exited(
     """Return the failure of processes that have all ended; None if all succeeded."""
     if (lost := ending.lost) is not None:
         return Failure(
-            reason=str(lost),
-            remedy="check the machine and the network to it",
-            node=lost.node,
+            reason=str(lost), remedy="check the machine and the network to it", node=lost.node
         )
     # A death makes the other ranks fail, so the first one is the cause.
     end, code = first_death(ending.failures), ending.agent_exit_code

@@ -297,11 +297,7 @@ def run_unmeasured(
         raise KeyboardInterrupt
     records = rank_records(directory, range(processes))
     outcome, failure = decide(
-        ending,
-        records,
-        processes=processes,
-        trial_seconds=limit_seconds,
-        progress=(),
+        ending, records, processes=processes, trial_seconds=limit_seconds, progress=()
     )
     if outcome is Outcome.FAILED:
         raise_disk_error(directory, records, ending)
@@ -349,10 +345,7 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffi
                 tied_parameters=probe.tied_parameters,
             )
             cell = Cell(
-                size=size,
-                recipe=trial.recipe,
-                world_size=trial.world_size,
-                nodes=trial.nodes,
+                size=size, recipe=trial.recipe, world_size=trial.world_size, nodes=trial.nodes
             )
             needed = costs.required_traffic(cell)
             if trial.recipe.sync_batch_norm and trial.layout.shares > 1:

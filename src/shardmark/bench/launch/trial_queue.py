@@ -126,10 +126,7 @@ class TrialQueue:
         )
         repeats = [result for result in self.results.values() if not result.twin]
         decided = decided_cells(
-            repeats,
-            self._repeats.until,
-            self._plan.strategies,
-            margin=self._repeats.margin,
+            repeats, self._repeats.until, self._plan.strategies, margin=self._repeats.margin
         )
         self.decided = decided & by_cell.keys() - self.hopeless
         left = by_cell.keys() - self.decided - self.hopeless - self.refused

@@ -504,11 +504,7 @@ def _samples_cause(capture: Capture, tolerances: Tolerances) -> Cause:
 
 
 def _cause_by_elimination(
-    capture: Capture,
-    first: Check,
-    tolerances: Tolerances,
-    *,
-    run: RunReference,
+    capture: Capture, first: Check, tolerances: Tolerances, *, run: RunReference
 ) -> Cause:
     """Return the most specific cause that the checks show; no hypothesis reproduces the numbers."""
     expected = tolerances.reference

@@ -39,11 +39,7 @@ class ParameterServerCosts(Costs[ParameterServer]):
     def library_work(self, cell: Cell) -> Mapping[str, float]:
         """Each server serves all workers, one after the other."""
         name = "ps-sync" if self.strategy.staleness_bound == 0 else "ps-async"
-        return {
-            "ps": 1,
-            f"{name} worker": cell.world_size,
-            "ps tensor": cell.size.trained_tensors,
-        }
+        return {"ps": 1, f"{name} worker": cell.world_size, "ps tensor": cell.size.trained_tensors}
 
     def step_state(self, cell: Cell) -> StepState:
         """Gradients are views of the buckets, which stay; a CPU also holds cast messages."""

@@ -89,9 +89,7 @@ def checkpointed_blocks(
 
 
 def checkpoint_blocks(
-    model: nn.Module,
-    checkpointing: Checkpointing,
-    user_blocks: Iterable[nn.Module] | None = None,
+    model: nn.Module, checkpointing: Checkpointing, user_blocks: Iterable[nn.Module] | None = None
 ) -> None:
     """Keep only each block's input for the backward pass, and recompute the block there.
 

@@ -433,10 +433,7 @@ class EagerWorker(StepWorker):
         parameters = (*self.module.parameters(), *grouped)
         return HeldState(
             parameters=parameters,
-            gradients=(
-                *(p.grad for p in parameters if p.grad is not None),
-                *self.error_feedback(),
-            ),
+            gradients=(*(p.grad for p in parameters if p.grad is not None), *self.error_feedback()),
             optimizer_state=tuple(state_tensors(self._optimizer)),
             untracked_bytes=self.untracked_bytes(),
         )

@@ -527,9 +527,7 @@ def _reason(ok: Sequence[TrialResult], name: str) -> str:
     return reasons.most_common(1)[0][0]
 
 
-def failures_of(
-    trials: Sequence[TrialResult],
-) -> list[tuple[Outcome, Failure, list[TrialResult]]]:
+def failures_of(trials: Sequence[TrialResult]) -> list[tuple[Outcome, Failure, list[TrialResult]]]:
     """Group the trials that did not end ok by outcome and reason.
 
     Reasons that differ only in their rank are merged, without the rank.

@@ -68,9 +68,7 @@ def with_quality_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) 
 
 
 def _tested(
-    rows: Sequence[Row],
-    baselines: Sequence[Row | None],
-    test: Callable[[Row, Row], Tested | None],
+    rows: Sequence[Row], baselines: Sequence[Row | None], test: Callable[[Row, Row], Tested | None]
 ) -> dict[int, Tested]:
     """Return the tests of the rows against their baselines, by the number of the row.
 

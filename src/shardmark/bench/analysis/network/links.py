@@ -46,9 +46,7 @@ class Cost:
 
 
 _HALF_RING = Cost(
-    messages=lambda n: n - 1,
-    share=lambda n: (n - 1) / n,
-    model="(n - 1) a + (n - 1) / n m / b",
+    messages=lambda n: n - 1, share=lambda n: (n - 1) / n, model="(n - 1) a + (n - 1) / n m / b"
 )
 COSTS: Mapping[Operation, Cost] = {
     "point_to_point": Cost(messages=lambda _: 1, share=lambda _: 1.0, model="a + m / b"),

@@ -102,10 +102,7 @@ def windows_of(rank: RankRecord | None) -> Windows:
 
 
 def time_metrics(
-    workers: Sequence[RankRecord],
-    measured: SpanSeconds,
-    launched_at_seconds: float,
-    no_window: str,
+    workers: Sequence[RankRecord], measured: SpanSeconds, launched_at_seconds: float, no_window: str
 ) -> dict[str, Result]:
     """Time metrics; `no_window` is the reason for missing values if nothing was measured."""
     has_window = slowest(workers) is not None

@@ -49,9 +49,7 @@ def overview(
 
 
 def overview_json(
-    comparison: Comparison,
-    views: Mapping[str, object] | None = None,
-    columns: Sequence[str] = (),
+    comparison: Comparison, views: Mapping[str, object] | None = None, columns: Sequence[str] = ()
 ) -> str:
     """Return `answers`, `rows`, `warnings`, `rounding` if it was measured, and the views by key."""
     cautions_last = sorted(answers(comparison), key=lambda answer: answer.question == "caution")

@@ -157,10 +157,7 @@ def _throughput(group: Group) -> Panel:
         y_unit=METRICS[rate].unit,
         series=tuple(
             estimates_series(
-                entries,
-                [entry.bar for entry in entries],
-                estimates_of(entries, rate),
-                timed=True,
+                entries, [entry.bar for entry in entries], estimates_of(entries, rate), timed=True
             )
             for entries in group.by_name()
         ),

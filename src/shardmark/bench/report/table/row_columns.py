@@ -22,10 +22,7 @@ from shardmark.bench.analysis.compare.rows import Row, plain
 
 
 def table_by_row(
-    title: str,
-    items: Sequence[tuple[Row, Item]],
-    columns: Columns[Item],
-    notes: Sequence[str] = (),
+    title: str, items: Sequence[tuple[Row, Item]], columns: Columns[Item], notes: Sequence[str] = ()
 ) -> Table:
     """Return a table with a line for each item: its row's identity, then the item's columns."""
     rows = row_columns([row for row, _ in items])

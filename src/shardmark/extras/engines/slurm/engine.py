@@ -88,13 +88,7 @@ class Steps(NodeStarter):
 
 
 def step_words(
-    options: SlurmOptions,
-    nodes: int,
-    key: Mapping[str, str],
-    *,
-    title: str,
-    host: str,
-    port: int,
+    options: SlurmOptions, nodes: int, key: Mapping[str, str], *, title: str, host: str, port: int
 ) -> list[str]:
     """Return the `srun` command of a step on the allocation's first `nodes` nodes.
 

@@ -74,11 +74,7 @@ class Case:
 
 
 def measure_links(
-    device: torch.device,
-    *,
-    seconds: float,
-    node: int | None = None,
-    threads: int | None = None,
+    device: torch.device, *, seconds: float, node: int | None = None, threads: int | None = None
 ) -> NetworkRecord | None:
     """Time messages and collectives for about `seconds`; return the record on rank 0, else None.
 

@@ -97,10 +97,7 @@ def environment(
         "packages": {name: package_version(name) for name in PACKAGES},
         "variables": relevant_variables({**ALLOCATOR, **os.environ}),  # as ranks get them
         "git": git_state(folder or Path.cwd()),
-        "load": {
-            "average": list(os.getloadavg()),
-            "busy_processes": busy_processes(sleep=sleep),
-        },
+        "load": {"average": list(os.getloadavg()), "busy_processes": busy_processes(sleep=sleep)},
     }
 
 

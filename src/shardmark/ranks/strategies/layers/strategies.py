@@ -212,10 +212,7 @@ class Layered(Strategy):
         return common_settings(recipe) | chosen
 
     def plan_options(self) -> dict[str, bool]:
-        return {
-            "sequence_parallel": self.sequence_parallel,
-            "loss_parallel": self.loss_parallel,
-        }
+        return {"sequence_parallel": self.sequence_parallel, "loss_parallel": self.loss_parallel}
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
@@ -312,10 +309,7 @@ class Layered(Strategy):
         share(model, sharding_units(model, "blocks", workload.blocks(model)))
         synchronise = getattr(model, "set_requires_gradient_sync", None)  # added by fully_shard
         return DividedWorker(
-            model,
-            synchronise=synchronise,
-            sharded_by=self.name if shared else None,
-            **common,
+            model, synchronise=synchronise, sharded_by=self.name if shared else None, **common
         )
 
     def _share(

@@ -66,10 +66,7 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
     name = options.model.removeprefix("hf:")
     place = Path(name).expanduser()
     # By default SDPA, or eager attention where a model lacks it.
-    settings = {
-        "dtype": torch.float32,
-        "attn_implementation": options.model_options.get(ATTENTION),
-    }
+    settings = {"dtype": torch.float32, "attn_implementation": options.model_options.get(ATTENTION)}
     try:
         with seeded(seed):
             stored = options.has_file and place.is_dir()

@@ -260,10 +260,7 @@ class LanguageOptions(ModelOptions):
         if not self.from_transformers or self.has_file:
             return libraries
         family = _type_of(self.model).replace("-", "_")
-        return (
-            *libraries,
-            f"transformers.models.{family}.modeling_{family}",
-        )
+        return (*libraries, f"transformers.models.{family}.modeling_{family}")
 
     @property
     def files(self) -> tuple[Path, ...]:
