@@ -605,7 +605,6 @@ def size_of(check: Check) -> str:
 
 
 def _rank_checks(records: Records) -> Iterator[Check]:
-    """Checks among the ranks."""
     yield records.samples_check(causes.of_data(records) is None)
     names = [records.ranks[0].names[number] for number in records.unsliced]
     last = counted(records.steps, "step")

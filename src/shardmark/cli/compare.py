@@ -153,7 +153,6 @@ def _render(
     form: Format,
     columns: Sequence[str] | None,
 ) -> str:
-    """Render the comparison, or the views of it."""
     from shardmark.base.table.formats import render_tables
     from shardmark.bench.report.answers.overview import overview, overview_json
 

@@ -119,11 +119,11 @@ class TrialQueue:
         new = {*self._cells.values()} - by_cell.keys() - self.refused
         if new and self._begun:
             return  # a race goes on with all of its cells
-        self.hopeless = frozenset(
-            cell
+        sound = {
+            cell: sum(r.outcome is Outcome.OK and r.disturbed is None for r in results)
             for cell, results in by_cell.items()
-            if 2 * sum(is_sound(result) for result in results) < len(results)
-        )
+        }
+        self.hopeless = frozenset(c for c, count in sound.items() if 2 * count < len(by_cell[c]))
         repeats = [result for result in self.results.values() if not result.twin]
         decided = decided_cells(
             repeats, self._repeats.until, self._plan.strategies, margin=self._repeats.margin
@@ -132,11 +132,6 @@ class TrialQueue:
         left = by_cell.keys() - self.decided - self.hopeless - self.refused
         if self.refused and len(left) == 1:  # nothing is left to compare it with
             self.decided |= left
-
-
-def is_sound(result: TrialResult) -> bool:
-    """Return whether a decision may rest on the result."""
-    return result.outcome is Outcome.OK and result.disturbed is None
 
 
 def runs_again(result: TrialResult, *, retry: bool) -> bool:

@@ -18,12 +18,9 @@ from shardmark.ranks.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
-    refuse_after_step,
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from shardmark.base.recipe import Recipe
     from shardmark.extras.local_steps.worker import LocalWorker
     from shardmark.ranks.workloads.base import Workload
@@ -36,6 +33,8 @@ PROOF_PERIOD_STEPS = 2
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStepsStrategy(Strategy):
     """Common part of both: the recipe's optimizer takes steps on each rank independently."""
+
+    refuses_after_step = "ranks have different weights between rounds"
 
     period_steps: Annotated[int, Field(ge=1)] = PERIOD_STEPS
     """Number of local steps of each rank between two synchronisations."""
@@ -69,11 +68,6 @@ class LocalStepsStrategy(Strategy):
             | {"gradient_reduction": reduction, "gradient_clipping_of": "each rank's own gradient"}
             | asdict(self.local_steps())
         )
-
-    def check_model(
-        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
-    ) -> None:
-        refuse_after_step(self.name, workload, "ranks have different weights between rounds")
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> LocalWorker:
         from shardmark.extras.local_steps.worker import LocalWorker

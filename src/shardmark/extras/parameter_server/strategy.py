@@ -18,7 +18,6 @@ from shardmark.ranks.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
-    refuse_after_step,
     refuse_full_tensor_optimizers,
 )
 
@@ -41,6 +40,9 @@ class ParameterServer(Strategy):
     """
 
     costs = "shardmark.extras.parameter_server.costs:ParameterServerCosts"
+    library = "a parameter server"
+    refused_parameters = ("other types",)
+    refuses_after_step = "workers hold copies of the servers' weights"
 
     name: str = "ps-sync"
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -127,14 +129,6 @@ class ParameterServer(Strategy):
             | {"wire_precision": self.wire, "staleness_bound": self.staleness_bound}
             | changed
         )
-
-    def check_model(
-        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
-    ) -> None:
-        from shardmark.ranks.strategies.parameters import check_parameters
-
-        check_parameters(self.name, model, "a parameter server", "other types")
-        refuse_after_step(self.name, workload, "workers hold copies of the servers' weights")
 
     def start(
         self, workload: Workload, recipe: Recipe, context: RankContext

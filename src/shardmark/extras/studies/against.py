@@ -186,7 +186,6 @@ def set_against(comparison: Comparison, study: Study) -> Against:
 
 
 def _with_derived(row: Row) -> Row:
-    """Return the row with the metrics of `DERIVED`."""
     parts = [row.values.get(name, {}) for name in STATE_METRICS]
     last = len(epochs_of(row).epochs) - 1
     totals = {

@@ -36,6 +36,17 @@ LOSS_SCALE = {
 finite, which is skipped, and grows after an interval of finite steps."""
 
 MixedPrecision = Literal["autocast", "native"]
+ParameterKind = Literal[
+    "scalar",
+    "sparse",
+    "empty",
+    "mixed types",
+    "mixed types, frozen",
+    "other types",
+    "hooks",
+    "strides",
+]
+"""Kinds of parameters that some libraries cannot train; `parameters.py` finds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +257,11 @@ class Strategy(ABC):
 
     costs: ClassVar[str | None] = None
     """Place of its cost model, `package.module:Class`, which a subclass does not inherit."""
+    library: ClassVar[str] = ""
+    """Name of the library in messages on parameters that it cannot train."""
+    refused_parameters: ClassVar[tuple[ParameterKind, ...]] = ()
+    refuses_after_step: ClassVar[str] = ""
+    """Reason why it cannot train a task with `after_step`; empty if it can."""
     name: str
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
@@ -263,7 +279,12 @@ class Strategy(ABC):
 
         The model may be without data.
         """
-        return
+        if self.refused_parameters:
+            from shardmark.ranks.strategies.parameters import check_parameters
+
+            check_parameters(self.name, model, self.library, *self.refused_parameters)
+        if self.refuses_after_step:
+            refuse_after_step(self.name, workload, self.refuses_after_step)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """Layout of the ranks: the samples and the fraction of the state of each process."""

@@ -123,6 +123,7 @@ class DDP(Strategy):
             check_parameters(
                 self.name, model, "torch's PowerSGD", "scalar", instead="set compress: bf16"
             )
+        Strategy.check_model(self, workload, model, world_size, nodes)
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.ranks.strategies.step import EagerWorker

@@ -24,8 +24,6 @@ from shardmark.ranks.strategies.base import (
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from shardmark.base.recipe import Recipe
     from shardmark.ranks.strategies.step import EagerWorker
     from shardmark.ranks.workloads.base import Workload
@@ -43,6 +41,8 @@ class FSDP(Strategy):
     """
 
     costs = "shardmark.ranks.costs.sharded:FSDPCosts"
+    library = "FSDP2"
+    refused_parameters = ("scalar", "sparse", "empty", "mixed types", "hooks", "strides")
 
     name: str = "fsdp"
     reshard_after_forward: bool = True
@@ -113,13 +113,6 @@ class FSDP(Strategy):
         if recipe.precision == "fp32" or not is_native(self.mixed_precision, recipe):
             return ONE_DEVICE
         return Numerics(casts=Casts(precision=recipe.precision, units=self.wrap, gradients="fp32"))
-
-    def check_model(
-        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
-    ) -> None:
-        from shardmark.ranks.strategies.parameters import REFUSED_BY_FSDP2, check_parameters
-
-        check_parameters(self.name, model, "FSDP2", *REFUSED_BY_FSDP2)
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.ranks.strategies.step import EagerWorker

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
 
 from shardmark.base.errors import StrategyUnavailable
-from shardmark.ranks.strategies.base import first_names
-
-Kind = Literal[
-    "scalar",
-    "sparse",
-    "empty",
-    "mixed types",
-    "mixed types, frozen",
-    "other types",
-    "hooks",
-    "strides",
-]
+from shardmark.ranks.strategies.base import ParameterKind, first_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +61,7 @@ def _type(parameter: nn.Parameter) -> str:
     return str(parameter.dtype).removeprefix("torch.")
 
 
-KINDS: dict[Kind, UnsupportedKind] = {
+KINDS: dict[ParameterKind, UnsupportedKind] = {
     "scalar": UnsupportedKind(
         _names_where(lambda parameter: parameter.dim() == 0),
         "{library} takes no scalar parameters, which have the shape (), such as {names}",
@@ -120,13 +108,8 @@ KINDS: dict[Kind, UnsupportedKind] = {
 }
 
 
-REFUSED_BY_FSDP2: tuple[Kind, ...] = (
-    *("scalar", "sparse", "empty", "mixed types", "hooks", "strides"),
-)
-
-
 def check_parameters(
-    strategy: str, model: nn.Module, library: str, *kinds: Kind, instead: str = "use ddp"
+    strategy: str, model: nn.Module, library: str, *kinds: ParameterKind, instead: str = "use ddp"
 ) -> None:
     """Raise `StrategyUnavailable` for parameters of a kind that the library does not support."""
     for kind in kinds:

@@ -249,7 +249,8 @@ class _MeasuredScript:
             self._speed_is_measured(recorder)
             self._untimed = self._untimed_steps() if self._trial.measure.probe else iter(())
         if next(self._untimed, self) is self:
-            self._wait_for_peers()
+            with suppress(RuntimeError):  # a rank failed, and reports it
+                self._wait_for_all("finished")  # they may still read from this rank's connections
             raise ScriptFinished(0)
 
     def _end_turn(self) -> None:
@@ -315,11 +316,6 @@ class _MeasuredScript:
             exposed_communication_seconds=exposed,
             reasons=reasons,
         )
-
-    def _wait_for_peers(self) -> None:
-        """Wait for the other ranks, which may still read from this one's connections."""
-        with suppress(RuntimeError):  # a rank failed, and reports it
-            self._wait_for_all("finished")
 
     def _wait_for_all(self, name: str) -> None:
         self._store.set(f"{name}-{os.environ['RANK']}", "")

@@ -70,7 +70,6 @@ def add_adapter(
 
 
 def _linear_layers(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
-    """Names of the linear layers in the blocks."""
     inside = {module for block in blocks for module in block.modules()}
     named = model.named_modules()
     return [name for name, m in named if m in inside and type(m).__name__ in LINEAR]

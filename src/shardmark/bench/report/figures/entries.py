@@ -117,7 +117,6 @@ def estimates_of(entries: Iterable[Entry], metric: str) -> list[Estimate]:
 
 
 def epoch_estimates(entries: Iterable[Entry], metric: str) -> list[Estimate]:
-    """Return the estimates of a metric in all epochs of the entries."""
     epochs = (epoch for entry in entries for epoch in entry.epochs.epochs)
     return [estimate for epoch in epochs if (estimate := epoch.metrics.get(metric)) is not None]
 

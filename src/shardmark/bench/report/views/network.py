@@ -113,23 +113,23 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
     if not wires:
         return Table(title=BYTES, notes=("No trial of several ranks ended ok.", *left_out(rows)))
 
-    def value_or_missing(field: str, name: str) -> Callable[[WireOfRow], Value]:
-        def value_of(wire: WireOfRow) -> Value:
-            value: Value = getattr(wire, field)
-            return Missing(wire.missing.get(name, "not known")) if value is None else value
-
-        return value_of
+    def value_or_missing(field: str, name: str, wire: WireOfRow) -> Value:
+        value: Value = getattr(wire, field)
+        return Missing(wire.missing.get(name, "not known")) if value is None else value
 
     columns: Columns[WireOfRow] = [
-        (_megabytes("formula_bytes", "formula"), value_or_missing("defined_bytes", "formula")),
+        (
+            _megabytes("formula_bytes", "formula"),
+            partial(value_or_missing, "defined_bytes", "formula"),
+        ),
         (
             _megabytes("collective_bytes", "collectives"),
-            value_or_missing("counted_bytes", "counted"),
+            partial(value_or_missing, "counted_bytes", "counted"),
         ),
         (_ratio("collective_ratio", "ratio"), attrgetter("counted_ratio")),
         (
             _estimated_megabytes("interface_bytes", "interfaces"),
-            value_or_missing("interface_bytes", "interfaces"),
+            partial(value_or_missing, "interface_bytes", "interfaces"),
         ),
         (_ratio("interface_ratio", "ratio"), attrgetter("interface_ratio")),
         (_ratio("backend_ratio", "interfaces / collectives"), attrgetter("backend_ratio")),
@@ -235,17 +235,12 @@ def _run_links(folder: Path) -> Table:
 def links_table(record: NetworkRecord) -> Table:
     """Return a table with a line for each operation: latency and bandwidth with their intervals."""
 
-    def fitted(field: str) -> Callable[[MeasuredOperation], Value]:
-        def value_of(operation: MeasuredOperation) -> Value:
-            if operation.fit is None:
-                return Missing(operation.reason or "not fitted")
-            bounds: Bounds = getattr(operation.fit, field)
-            noisy = bounds.low is None or (bounds.high or 0.0) > WIDEST_FACTOR * bounds.low
-            return Estimate(
-                value=bounds.value, low=bounds.low, high=bounds.high, n=1, too_noisy=noisy
-            )
-
-        return value_of
+    def fitted(field: str, operation: MeasuredOperation) -> Value:
+        if operation.fit is None:
+            return Missing(operation.reason or "not fitted")
+        bounds: Bounds = getattr(operation.fit, field)
+        noisy = bounds.low is None or (bounds.high or 0.0) > WIDEST_FACTOR * bounds.low
+        return Estimate(value=bounds.value, low=bounds.low, high=bounds.high, n=1, too_noisy=noisy)
 
     interval_options: dict[str, Any] = {"interval": "to", "estimated": True}
     columns: Columns[MeasuredOperation] = [
@@ -254,9 +249,12 @@ def links_table(record: NetworkRecord) -> Table:
         (Column("ranks", "ranks"), lambda operation: len(operation.ranks)),
         (
             Column("latency_seconds", "latency", unit="us", scale=1e6, **interval_options),
-            fitted("latency_seconds"),
+            partial(fitted, "latency_seconds"),
         ),
-        (_speed("bytes_per_second", "bandwidth", **interval_options), fitted("bytes_per_second")),
+        (
+            _speed("bytes_per_second", "bandwidth", **interval_options),
+            partial(fitted, "bytes_per_second"),
+        ),
         (
             Column("residual", "scatter", unit="%", scale=100, decimals=0),
             lambda operation: operation.fit.residual if operation.fit else None,

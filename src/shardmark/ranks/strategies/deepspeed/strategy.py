@@ -50,6 +50,8 @@ class Zero(Strategy):
     """
 
     costs = "shardmark.ranks.costs.sharded:ZeroCosts"
+    library = "DeepSpeed"
+    refused_parameters = ("scalar", "sparse", "empty", "other types", "strides")
 
     stage: Literal[0, 1, 2, 3]
     bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
@@ -184,10 +186,7 @@ class Zero(Strategy):
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
-        from shardmark.ranks.strategies.parameters import Kind, check_parameters
-
-        kinds: tuple[Kind, ...] = ("scalar", "sparse", "empty", "other types", "strides")
-        check_parameters(self.name, model, "DeepSpeed", *kinds)
+        Strategy.check_model(self, workload, model, world_size, nodes)
         if self.stage == 3:
             refuse_after_step(self.name, workload, "stage 3 has no parameters between passes")
 

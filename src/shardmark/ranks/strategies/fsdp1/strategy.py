@@ -14,13 +14,10 @@ from shardmark.ranks.strategies.base import (
     check_machine,
     common_settings,
     refuse,
-    refuse_after_step,
     refuse_full_tensor_optimizers,
 )
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from shardmark.base.recipe import Recipe
     from shardmark.ranks.strategies.fsdp1.worker import FullyShardedWorker
     from shardmark.ranks.workloads.base import Workload
@@ -35,6 +32,9 @@ class FullyShardedFirst(Strategy):
     """
 
     costs = "shardmark.ranks.costs.sharded:FSDP1Costs"
+    library = "FSDP"
+    refused_parameters = ("scalar", "sparse", "mixed types, frozen", "hooks", "strides")
+    refuses_after_step = "a copy of a layer may lie on other ranks than the layer"
 
     name: str = "fsdp1"
     reshard_after_forward: bool = True
@@ -73,16 +73,6 @@ class FullyShardedFirst(Strategy):
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return {**self.arguments(), **common_settings(recipe)}
-
-    def check_model(
-        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
-    ) -> None:
-        from shardmark.ranks.strategies.parameters import Kind, check_parameters
-
-        kinds: tuple[Kind, ...] = ("scalar", "sparse", "mixed types, frozen", "hooks", "strides")
-        check_parameters(self.name, model, "FSDP", *kinds)
-        reason = "a copy of a layer may lie on other ranks than the layer"
-        refuse_after_step(self.name, workload, reason)
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> FullyShardedWorker:
         from torch.distributed.fsdp import (

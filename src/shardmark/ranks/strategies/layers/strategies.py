@@ -26,7 +26,7 @@ from shardmark.ranks.strategies.base import (
     samples_of_share,
 )
 from shardmark.ranks.strategies.ddp import DDP
-from shardmark.ranks.strategies.fsdp import DEFAULT_GROUP
+from shardmark.ranks.strategies.fsdp import DEFAULT_GROUP, FSDP
 
 if TYPE_CHECKING:
     from torch import nn
@@ -225,14 +225,14 @@ class Layered(Strategy):
         """Return the tensor plan, None without one, and the parts of each stage, if any."""
         from shardmark.ranks.strategies.layers.divided import problems_with
         from shardmark.ranks.strategies.layers.stages import problems_of, staged
-        from shardmark.ranks.strategies.parameters import REFUSED_BY_FSDP2, check_parameters
+        from shardmark.ranks.strategies.parameters import check_parameters
         from shardmark.ranks.workloads.base import CannotShard, TensorPlan
 
         def refuse_first(problems: Iterable[CannotShard]) -> None:
             refuse(self.name, *((True, problem.reason, problem.remedy) for problem in problems))
 
         if self.is_sharded(factors):
-            check_parameters(self.name, model, "FSDP2", *REFUSED_BY_FSDP2)
+            check_parameters(self.name, model, FSDP.library, *FSDP.refused_parameters)
         elif factors.tensor > 1:
             check_parameters(self.name, model, "tensor parallelism", "sparse", "hooks")
         plan, stages = None, []

@@ -11,8 +11,6 @@ from shardmark.ranks.strategies.base import RankContext
 from shardmark.ranks.strategies.ddp import DDP
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from shardmark.base.recipe import Recipe
     from shardmark.ranks.strategies.step import EagerWorker
     from shardmark.ranks.workloads.base import Workload
@@ -33,6 +31,8 @@ class ZeroRedundancy(DDP):
     """
 
     costs = "shardmark.ranks.costs.replicas:ZeroRedundancyCosts"
+    library = "ZeroRedundancyOptimizer"
+    refused_parameters = ("sparse", "mixed types")
 
     name: str = "zro"
 
@@ -46,14 +46,6 @@ class ZeroRedundancy(DDP):
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return {**DDP.settings(self, recipe), **SETTINGS}
-
-    def check_model(
-        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
-    ) -> None:
-        from shardmark.ranks.strategies.parameters import check_parameters
-
-        DDP.check_model(self, workload, model, world_size, nodes)
-        check_parameters(self.name, model, "ZeroRedundancyOptimizer", "sparse", "mixed types")
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.ranks.strategies.zro.worker import ZeroRedundancyWorker
