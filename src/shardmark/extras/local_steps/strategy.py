@@ -13,12 +13,7 @@ from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import Fractions, Layout, data_parallel
 from shardmark.base.machine import Machine
 from shardmark.base.numerics import LocalSteps, Numerics, OuterOptimizer
-from shardmark.ranks.strategies.base import (
-    RankContext,
-    Strategy,
-    check_machine,
-    common_settings,
-)
+from shardmark.ranks.strategies.base import RankContext, Strategy, check_machine, common_settings
 
 if TYPE_CHECKING:
     from shardmark.base.recipe import Recipe

@@ -65,6 +65,13 @@ def narrow_weights(model: nn.Module) -> None:
             parameter.data = parameter.data.to(torch.bfloat16)
 
 
+def compute_in_bf16(model: nn.Module) -> None:
+    """Have a model of bf16 weights take inputs and return outputs in fp32, with fp32 buffers."""
+    cast_inputs(model, torch.bfloat16)
+    allow_mixed_dtype_batch_norm(model)
+    widen_outputs(model)
+
+
 def allow_mixed_dtype_batch_norm(model: nn.Module) -> None:
     """Let batch norms with 16-bit weights compute with fp32 statistics, which torch refuses.
 

@@ -13,12 +13,7 @@ from shardmark.base.errors import InputError, StrategyUnavailable
 from shardmark.base.recipe import Recipe
 from shardmark.ranks.strategies.batch_norm import synchronise_batch_norms
 from shardmark.ranks.strategies.blocks import blocks, checkpoint_blocks, hidden_matrices
-from shardmark.ranks.strategies.casting import (
-    allow_mixed_dtype_batch_norm,
-    cast_inputs,
-    narrow_weights,
-    widen_outputs,
-)
+from shardmark.ranks.strategies.casting import compute_in_bf16, narrow_weights
 from shardmark.ranks.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
 from shardmark.ranks.workloads.base import Workload
 
@@ -66,10 +61,7 @@ def prepare(
     """
     if recipe.weights == "bf16":
         narrow_weights(model)
-        # It takes inputs and returns outputs in fp32, and has fp32 buffers.
-        cast_inputs(model, torch.bfloat16)
-        allow_mixed_dtype_batch_norm(model)
-        widen_outputs(model)
+        compute_in_bf16(model)
     if recipe.optimizer.name == "muon":
         matrices = hidden_matrices(model, workload.blocks(model))
         check_hidden_matrices(matrices)
