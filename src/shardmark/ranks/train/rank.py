@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch exports them lazily
+from torch.distributed import (  # type: ignore[attr-defined]  # torch exports them lazily
+    FileStore,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable, error_kind
 from shardmark.base.files.run_files import INITIAL_WEIGHTS_FILE

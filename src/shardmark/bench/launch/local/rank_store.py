@@ -15,7 +15,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # torch exports them lazily
+from torch.distributed import (  # type: ignore[attr-defined]  # torch exports them lazily
+    Store,
+    TCPStore,
+)
 
 from shardmark.base.errors import ShardmarkError
 from shardmark.bench.launch.placement import MeetingPoint
