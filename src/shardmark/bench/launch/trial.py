@@ -234,17 +234,13 @@ class TrialRunner:
             samples = list(read_lines(directory / SAMPLES_FILE))
             stability = stability_of_trial(ranks, read_lines(directory / STEPS_FILE), samples)
             metrics, missing = summarise(
+                trial,
                 ranks,
                 read_lines(directory / STEPS_FILE),
                 samples,
                 launched_at_seconds=launch.at_seconds,
                 total_seconds=total_seconds,
-                device_type=trial.device_type,
-                precision=trial.recipe.precision,
-                tf32=trial.recipe.tf32,
                 steps_per_epoch=next((r.steps_per_epoch for r in ranks), None),
-                layout=trial.layout,
-                samples_per_step=trial.samples_per_step,
             )
         return self.folder.write_result(
             TrialResult(

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from shardmark.base.layout import Layout
 from shardmark.base.metrics import METRICS, NO_PIPELINE, NO_SERVERS, NO_SUCH_METRIC, NOT_COMPILED
@@ -21,6 +22,9 @@ from shardmark.bench.analysis.trial.over_ranks import (
 )
 from shardmark.bench.analysis.trial.raw_files import Line, number
 from shardmark.bench.analysis.trial.sampled_metrics import Windows
+
+if TYPE_CHECKING:
+    from shardmark.ranks.trial import Trial
 
 NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
 TOO_FAST = "more than the peak: the table's peak, or the count of operations, is wrong"
@@ -149,18 +153,13 @@ def time_metrics(
 
 
 def epoch_seconds(
+    trial: Trial,
     workers: Sequence[RankRecord],
     steps_taken: int,
     steps_per_epoch: int | None,
     no_window: str,
-    *,
-    layout: Layout,
-    samples_per_step: int | None = None,
 ) -> Result:
-    """Return the time of an epoch, from the slowest rank's measured steps.
-
-    `samples_per_step` counts steps by the ranks' samples, for ranks that take unequal numbers.
-    """
+    """Return the time of an epoch, from the slowest rank's measured steps."""
     rank = slowest(workers)
     if rank is None:
         return no_window
@@ -170,8 +169,8 @@ def epoch_seconds(
         epoch = f"one epoch ({steps_per_epoch} steps)"
         return f"{steps_taken} steps were taken, fewer than {epoch}"
     measured = float(measured_steps(rank))
-    if samples_per_step is not None and (samples := counted_samples(workers, layout)):
-        measured = samples / samples_per_step
+    if trial.samples_per_step is not None and (samples := counted_samples(workers, trial.layout)):
+        measured = samples / trial.samples_per_step  # ranks may take unequal numbers of steps
     return trial_value(window_seconds(rank) / measured * steps_per_epoch)
 
 

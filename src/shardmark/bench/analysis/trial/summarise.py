@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shardmark.base.layout import Layout
 from shardmark.base.metrics import TRIAL_METRICS
 from shardmark.base.results.schema import RankRecord, Summary
 from shardmark.bench.analysis.trial.over_ranks import ON_CPU, Result, split, trial_value
@@ -28,21 +27,18 @@ from shardmark.bench.analysis.trial.sampled_metrics import (
     network_metrics,
     process_metrics,
 )
+from shardmark.ranks.trial import Trial
 
 
 def summarise(
+    trial: Trial,
     ranks: Sequence[RankRecord],
     steps: Iterable[Line],
     samples: Sequence[Line],
     *,
     launched_at_seconds: float,
     total_seconds: float,
-    device_type: str,
-    precision: str,
-    tf32: bool,
-    layout: Layout,
     steps_per_epoch: int | None,
-    samples_per_step: int | None = None,
 ) -> tuple[dict[str, Summary | None], dict[str, str]]:
     """Return `metrics` and `missing` of a `TrialResult`.
 
@@ -54,20 +50,14 @@ def summarise(
     workers = [rank for rank in ranks if rank.role == "worker"]
     steps_taken, measured = read_steps(steps)
     no_window = _no_window_reason(workers, steps_taken)
-    peak = peak_of_all(workers, precision, tf32=tf32)
+    on_cpu = trial.device_type == "cpu"
+    peak = peak_of_all(workers, trial.recipe.precision, tf32=trial.recipe.tf32)
     results: dict[str, Result] = {
         "total_seconds": trial_value(total_seconds),
-        "epoch_seconds": epoch_seconds(
-            workers,
-            steps_taken,
-            steps_per_epoch,
-            no_window,
-            layout=layout,
-            samples_per_step=samples_per_step,
-        ),
+        "epoch_seconds": epoch_seconds(trial, workers, steps_taken, steps_per_epoch, no_window),
         **time_metrics(workers, measured, launched_at_seconds, no_window),
-        **rate_metrics(workers, layout, ON_CPU if device_type == "cpu" else peak, no_window),
-        **memory_metrics(ranks, device_type),
+        **rate_metrics(workers, trial.layout, ON_CPU if on_cpu else peak, no_window),
+        **memory_metrics(ranks, trial.device_type),
         **communication_metrics(workers),
         **server_metrics(ranks),
         **quality_metrics(workers),
@@ -77,7 +67,7 @@ def summarise(
     if windows.spans:
         results |= network_metrics(samples, windows)
         results |= process_metrics(samples, ranks, windows)
-        results |= device_metrics(samples, windows, device_type)
+        results |= device_metrics(samples, windows, trial.device_type)
     names = dict.fromkeys((*TRIAL_METRICS, *results))
     return split({name: results.get(name, no_window) for name in names})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from shardmark.base.layout import data_parallel
@@ -153,20 +154,23 @@ def summarised(
     samples: Sequence[Mapping[str, object]] | None = None,
     **changes: Any,
 ) -> Summarised:
-    values: dict[str, Any] = {
-        "launched_at_seconds": LAUNCHED,
-        "total_seconds": 60.0,
-        "device_type": "cpu",
-        "precision": "fp32",
-        "tf32": False,
-        "layout": data_parallel(2),
-        "steps_per_epoch": 6,
-    }
+    recipe = SimpleNamespace(
+        precision=changes.get("precision", "fp32"), tf32=changes.get("tf32", False)
+    )
+    trial: Any = SimpleNamespace(
+        device_type=changes.get("device_type", "cpu"),
+        recipe=recipe,
+        layout=changes.get("layout", data_parallel(2)),
+        samples_per_step=changes.get("samples_per_step"),
+    )
     return summarise(
+        trial,
         [record(0), record(1)] if ranks is None else ranks,
         step_lines() if steps is None else steps,
         sample_lines() if samples is None else samples,
-        **{**values, **changes},
+        launched_at_seconds=LAUNCHED,
+        total_seconds=60.0,
+        steps_per_epoch=changes.get("steps_per_epoch", 6),
     )
 
 
