@@ -30,7 +30,6 @@ from shardmark.extras.detection.building import (
 from shardmark.extras.detection.options import DETECTORS, PUBLISHED
 from shardmark.extras.detection.own_detectors import (
     OWN_DETECTORS,
-    fasterrcnn_swin_t_fpn,
     fcos_resnet18_fpn,
 )
 from shardmark.ranks.workloads import check_data, trained_weights
