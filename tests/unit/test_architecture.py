@@ -33,7 +33,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (57, 8_923)
+RANK_OF_DDP = (56, 8_917)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
 SOURCE_LINES = 75_778
 SHORT_HELPERS = 192
