@@ -98,6 +98,16 @@ def test_a_fault_beside_an_accepted_cause_is_found(tmp_path: Path) -> None:
     assert [finding.name for finding in report.accepted] == accept
 
 
+def test_uneven_targets_beside_batch_norm_of_a_rank_are_named(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "batch_norm_share.py").read_text()
+    script = tmp_path / "train.py"
+    counted = "model(inputs), labels.where(inputs[:, 0] > 0, -100)"
+    script.write_text(text.replace("model(inputs), labels", counted))
+    report = audited(str(script), accept=["batch_norm_of_share"])
+    assert [finding.name for finding in report.findings] == ["uneven_weights"], report.answer
+    assert [finding.name for finding in report.accepted] == ["batch_norm_of_share"]
+
+
 @pytest.mark.parametrize(
     ("rows", "labels"),
     [

@@ -389,7 +389,9 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
                     findings=findings,
                     checks=checks,
                 )
-        cause = finding or causes.of_batch_norm(seen, alone=False)
+        cause = finding
+        if finding is None or finding.name == "whole_batch_loss":  # so is batch norm's dependence
+            cause = causes.of_batch_norm(seen, alone=False) or finding
         if cause is not None and cause.name not in runs.accepted and runs.accepts(cause):
             return _without_accepted(runs, records, cause)
         if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.base.errors import InputError
-from shardmark.scripts.command import check_exists, hooked_environment, parse_command
+from shardmark.scripts.command import BOOTSTRAP, check_exists, hooked_environment, parse_command
 from tests.programs import output_of
 
 
@@ -254,3 +254,9 @@ def test_fabric_starts_its_ranks_on_a_port_of_their_own() -> None:
     assert words == ["fabric", "run", "--strategy", "ddp", "--main_port"]
     assert (devices, count, script) == ("--devices", "2", "t.py")
     assert port != "7"
+
+
+def test_a_search_path_of_the_command_keeps_the_hooks() -> None:
+    for text in ("env A=1 PYTHONPATH=.:lib python t.py", "PYTHONPATH=.:lib python t.py"):
+        words = parse_command(text).words
+        assert f"PYTHONPATH={BOOTSTRAP}:.:lib" in words
