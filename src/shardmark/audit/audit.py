@@ -390,14 +390,12 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
                     checks=checks,
                 )
         cause = finding
-        if finding is None or finding.name == "whole_batch_loss":  # so is batch norm's dependence
+        if (finding and finding.name) in {None, "whole_batch_loss"}:  # as batch norm may be
             cause = causes.of_batch_norm(seen, alone=False) or finding
         if cause is not None and cause.name not in runs.accepted and runs.accepts(cause):
             return _without_accepted(runs, records, cause)
-        if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
-            return _against_own_gradients, records
-        if finding is None and replay.unmatched:
-            return _against_own_gradients, records
+        if finding is None and ("buffers_differ" in runs.accepted or replay.unmatched):
+            return _against_own_gradients, records  # the forward pass uses both
         if finding is None and (reason := _cannot_repeat(records, replay)):
             reason += "" if runs.recording.deterministic else "; audit it with --deterministic"
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)

@@ -155,8 +155,8 @@ def parse_command(command: Sequence[str] | str) -> ScriptCommand:
     parsed = _unwrapped(rest)
     if not wrapper:
         return parsed
-    own, hooked = "PYTHONPATH=", f"PYTHONPATH={BOOTSTRAP}{os.pathsep}"
-    wrapper = tuple(hooked + w.removeprefix(own) if w.startswith(own) else w for w in wrapper)
+    path = f"PYTHONPATH={BOOTSTRAP}{os.pathsep}"
+    wrapper = tuple(word.replace("PYTHONPATH=", path, word.find("=") == 10) for word in wrapper)
     python = ("python",) if wrapper[0] != "env" else (sys.executable,)
     return replace(
         parsed, words=(*wrapper, *(parsed.words or python)), options=(*wrapper, *parsed.options)
