@@ -281,3 +281,40 @@ def test_a_model_with_results_of_its_own_in_each_start_is_not_blamed(
     assert report.same is same, report.answer
     assert report.findings == ()
     assert ("module 0 has other results for the same inputs" in report.answer) is (same is None)
+
+
+DRAWN = """
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+ROWS = 4
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + dist.get_rank())
+returns = torch.zeros(ROWS, 2)
+for _ in range(8):
+    inputs = torch.randn(ROWS, 8)
+    returns[:] = 0.9 * returns + inputs[:, :2]  # a buffer of one rank's size
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(inputs), returns)
+    (loss / dist.get_world_size() if "divided" in sys.argv else loss).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("words", "finding"), [("", []), ("divided", ["averaged_twice"])])
+def test_a_script_of_one_size_that_draws_its_samples(
+    tmp_path: Path, words: str, finding: list[str]
+) -> None:
+    """One process cannot take the samples of all ranks at once, and begins again without them."""
+    path = tmp_path / "train.py"
+    path.write_text(DRAWN)
+    report = audit_script(parse_command([str(path), *words.split()]), ranks=2)
+    assert [found.name for found in report.findings] == finding, report.answer
+    assert report.same is not bool(finding), report.answer
+    assert report.method.startswith("own gradients")

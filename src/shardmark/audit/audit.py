@@ -31,7 +31,7 @@ from shardmark.base.text import counted, listed
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import Start, launch, read_records
 from shardmark.scripts.record import Record, part_of
-from shardmark.scripts.recording import Plan, rank_file
+from shardmark.scripts.recording import GROWN, Plan, rank_file
 from shardmark.scripts.start import NO_OUTPUT, Started, described_writes, filled_disk
 
 PORT_TAKEN = "ddress already in use"
@@ -146,6 +146,8 @@ class Runs:
     """Part of the script's optimizers whose steps are compared."""
     replayed: dict[str, Record | None] = field(default_factory=dict)
     """Replays by folder: one serves all parts."""
+    grows: bool = True
+    """True until a replay fails with the samples that all ranks drew."""
     _on_gpu: bool = False
 
     @property
@@ -183,7 +185,7 @@ class Runs:
         names = ", ".join(Path(plan.directory).name.replace("-", " ") for plan in plans)
         self.progress(f"one process repeats the steps ({names})")
         records: list[Record | None] = []
-        again: list[int] = []
+        again: dict[int, Plan] = {}
         start = partial(launch, self.start, self.command, 1)
         started = [] if self._on_gpu else [start(plan) for plan in plans]
         try:
@@ -193,12 +195,14 @@ class Runs:
                 path = rank_file(plan.directory, 0)
                 record = Record.load(path) if path.is_file() else None
                 usable = record is not None and bool(record.steps) and record.ranks == 1
-                if (
-                    not usable
-                    and len(plans) > 1
-                    and PORT_TAKEN in run.log.read_text(errors="replace")
-                ):
-                    again.append(number)  # the replays used one port at the same time
+                log = run.log.read_text(errors="replace")
+                if not usable and len(plans) > 1 and PORT_TAKEN in log:
+                    # The replays used one port at the same time.
+                    again[number] = replace(plan, directory=f"{plan.directory}-alone")
+                elif not usable and code and (Path(plan.directory) / GROWN).is_file():
+                    self.grows = False
+                    facts = {"grows": False, "directory": f"{plan.directory}-ungrown"}
+                    again[number] = replace(plan, **facts)
                 elif not usable:
                     failure = f"ends with {run.error()}"
                     if filled_disk(Path(plan.directory)):
@@ -209,16 +213,13 @@ class Runs:
                         failure = f"does not take {plan.steps} steps in {self.seconds:g} s"
                     elif run.error() == NO_OUTPUT:
                         failure = f"ends with exit code {code} and {NO_OUTPUT}"
-                    elif record is not None and record.grown:
-                        failure += ", as it gets the samples that all ranks drew"
                     self.failures.append(failure)
                 records.append(record if usable else None)
         finally:
             for run in started[len(records) :]:  # after Ctrl-C
                 run.end()
-        for number in again:
-            alone = replace(plans[number], directory=f"{plans[number].directory}-alone")
-            (records[number],) = self._replay([alone])
+        for number, plan in again.items():
+            (records[number],) = self._replay([plan])
         return records
 
     def in_two_orders(self, name: str, **changes: Any) -> list[Record | None]:
@@ -248,8 +249,9 @@ class Runs:
 
     def plan(self, name: str, **changes: Any) -> Plan:
         recorded, order = self.recording.directory, tuple(range(self.ranks))
-        facts = {"order": order, "recorded": recorded, "observer": REPLAYS, **changes}
-        return replace(self.recording, **facts, directory=str(Path(recorded).parent / name))
+        facts = {"order": order, "recorded": recorded, "observer": REPLAYS, "grows": self.grows}
+        facts |= {"directory": str(Path(recorded).parent / name), **changes}
+        return replace(self.recording, **facts)
 
     def report(
         self,

@@ -517,6 +517,9 @@ def of_buffers(records: Records) -> Finding | None:
                     f"{listed(names)} of the ranks differ",
                     f"the buffers of rank 0 and rank {rank.rank} differ at the beginning "
                     f"of step {step + 1}",
+                    which="updates its buffers from its own samples"
+                    if step
+                    else "begins with its own buffers, before it trains",
                 )
     return None
 

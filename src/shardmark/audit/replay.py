@@ -21,7 +21,7 @@ from shardmark.scripts.full_tensors import is_a, set_parameters
 from shardmark.scripts.interventions.base import replace
 from shardmark.scripts.observer import Observer, trained_parameters
 from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record, joined_tensors
-from shardmark.scripts.recording import Plan, rank_file
+from shardmark.scripts.recording import GROWN, Plan, rank_file
 
 MOST_VIEWS = 16
 """Most views of a batch that a script may put behind each other before batch norm."""
@@ -243,7 +243,7 @@ class ReplayObserver(Observer):
             parts = [draws.get(place, []) for draws in self._draws_by_place]
             at_number = [values[number] for values in parts if number < len(values)]
             self.record.unmatched += [] if any(parts) else [place]
-            return self._together(at_number, len(self._ranks), place, value, True)
+            return self._together(at_number, len(self._ranks), place, value, self.plan.grows)
         if place not in self._shared_places:
             return None
         number, self._draws_outside = self._draws_outside, self._draws_outside + 1
@@ -274,7 +274,9 @@ class ReplayObserver(Observer):
             alone = count == 1 and not self.plan.guided  # a rank's samples, which may be fewer
             grows = may_grow and value.dim() and parts[0].shape[1:] == value.shape[1:]
             if grows and (alone or parts[0].shape == value.shape):
-                self.record.grown |= count > 1
+                if count > 1:
+                    self.record.grown = True
+                    (Path(self.plan.directory) / GROWN).touch()
                 return torch.cat(parts)
             of_all = value.dim() > 1 and sum(map(len, parts)) == len(value)
             if of_all and not self.record.padded_left:

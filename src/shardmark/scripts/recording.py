@@ -51,6 +51,8 @@ class Plan:
     """Number of batches that a guided start makes of one."""
     batch_norm: Literal["batch", "shares"] = "batch"
     """Rows over which batch norm takes its statistics in a replay: all, or those of each rank."""
+    grows: bool = True
+    """Let a replay's draws outside of the model have the rows of all ranks."""
     perturbed: bool = False
     """Change the initial weights of a replay by one rounding, to see what rounding does."""
     observer: str = "shardmark.scripts.observer:Observer"
@@ -68,6 +70,10 @@ class Plan:
     def from_environment(cls) -> Plan:
         facts = json.loads(os.environ[PLAN_VARIABLE])
         return cls(**facts | {"order": tuple(facts["order"])})
+
+
+GROWN = "grown"
+"""File of a replay in which a draw had the rows of all ranks."""
 
 
 def rank_file(directory: str, rank: int) -> Path:

@@ -1014,3 +1014,15 @@ def test_a_factor_that_all_tensors_share_is_shown(factors: Sequence[float], show
     check = gradient_check("gradient", used, expected, {}, 1e-6)
     assert not check.holds
     assert ("0.3 times as large in every parameter" in (check.where or "")) == shown
+
+
+@pytest.mark.parametrize(("step", "reason"), [(0, "begins with its own"), (1, "updates its")])
+def test_buffers_differ_from_the_start_or_by_training(step: int, reason: str) -> None:
+    ranks = [record(rank, MEAN, micro(OWN[rank])) for rank in range(2)]
+    for rank in ranks:
+        rank.steps = [replace(rank.steps[0], buffers={"mean": torch.ones(3)}) for _ in range(2)]
+    assert causes.of_buffers(Records(ranks=ranks, replay=None, disturbed=None)) is None
+    ranks[1].steps[step].buffers["mean"] = torch.zeros(3)
+    found = present(causes.of_buffers(Records(ranks=ranks, replay=None, disturbed=None)))
+    assert reason in found.reason
+    assert f"at the beginning of step {step + 1}" in found.evidence
