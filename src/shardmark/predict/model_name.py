@@ -81,10 +81,21 @@ ADAPTED = ("language", "own")
 IMAGES = 64
 """Images of a GPU in a step of a classifier."""
 IMAGE_SIZE = 224
-OTHER_IMAGE_SIZES = {"vit_cifar": 32, "vit_digits": 8, "inception_v3": 299}
-"""Sizes of models that are built for others than `IMAGE_SIZE`."""
-SIZE_IN_NAME = re.compile(r"(?:patch|window)\d+\w*_(\d{3})\b")
-"""Names of torchvision and timm that end with the size of the images."""
+OTHER_IMAGE_SIZES = {
+    **{"vit_cifar": 32, "vit_digits": 8, "inception_v3": 299},
+    **{
+        f"efficientnet_b{number}": size
+        for number, size in enumerate((240, 260, 300, 380, 456, 528, 600), start=1)
+    },
+}
+"""Sizes of models that are built for others than `IMAGE_SIZE`; EfficientNet's (arXiv:1905.11946)
+are those of its authors' code."""
+SIZE_IN_NAME = re.compile(
+    r"(?:patch|window)\d+\w*_(?P<size>\d{3})\b"
+    r"|_(?P<other>2(?:24|40|56|88)|3(?:36|78|84|92)|4(?:16|48)|51[28]|560)\b"
+)
+"""Names of torchvision and timm that end with the size of the images; other numbers at the end of
+a name are widths, as in regnetx_320 and mobilenetv3_large_100."""
 PICTURES = re.compile(r"(beit|convnext(v2)?|deit|efficientnet|regnet|resnet|swin(v2)?|vit)-.*")
 """Names at Hugging Face of models that torchvision or timm have, with as many parameters."""
 PRETRAINED = re.compile(r"-(pt|ft|in)?\d+k\b")
@@ -166,7 +177,8 @@ def experiment_of(
         _recomputation(recipe.activation_checkpointing),
     ]
     if isinstance(experiment.workload, LanguageOptions) and experiment.workload.loss_chunks > 1:
-        parts.append(_pieces(experiment.workload, (count or 1) // recipe.gradient_accumulation))
+        of_gpu = (count or 1) // (1 if recipe.per_rank_batch else devices)
+        parts.append(_pieces(experiment.workload, of_gpu // recipe.gradient_accumulation))
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     if model.workload["name"] == "language":
@@ -304,14 +316,15 @@ def _picture_model(name: str) -> tuple[str, int | None] | None:
         for prefix, library in (("", "torchvision"), ("timm:", "timm")):
             names = {re.sub(r"\W|_", "", other): other for other in registered_names(library)}
             if (model := names.get(re.sub(r"\W|_", "", spelling))) is not None:
-                return f"{prefix}{model}", int(pixels) if pixels and pixels.isdigit() else None
+                has_size = pixels is not None and re.fullmatch(r"[1-9]\d\d", pixels)
+                return f"{prefix}{model}", int(pixels) if has_size else None
     return None
 
 
 def _of_pictures(name: str, size: int | None = None) -> NamedModel:
-    size_in_name = SIZE_IN_NAME.search(name)
-    size = size or (int(size_in_name[1]) if size_in_name else None)
-    size = size or OTHER_IMAGE_SIZES.get(name, IMAGE_SIZE)
+    if (found := SIZE_IN_NAME.search(name)) is not None:
+        size = int(found["size"] or found["other"])
+    size = size or OTHER_IMAGE_SIZES.get(name.removeprefix("timm:"), IMAGE_SIZE)
     sizes = {"image_size": size, "classes": 1000}
     workload = {"name": "classification", "model": name, "dataset": "random", **sizes}
     by_adamw = re.search(r"vit|swin|deit|beit|convnext|eva", name)  # as in their papers

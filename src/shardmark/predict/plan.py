@@ -53,7 +53,7 @@ NO_CHECKPOINTING = "no activation checkpointing", "activation checkpointing"
 SOME_CHECKPOINTING = NO_CHECKPOINTING[0], f"{NO_CHECKPOINTING[1]} where it is needed"
 """Words of an assumption, and those that replace them."""
 RECOMPUTED = 0.75
-"""Fraction of its speed that a strategy keeps at least if it recomputes its activations."""
+"""Fraction of its speed that a strategy keeps if it recomputes activations, and only computes."""
 FP8 = "fp8 in products of blocks, else bf16"
 
 
@@ -525,7 +525,8 @@ def _recomputing(
 ) -> tuple[list[Planner], list[Prediction], list[str]] | None:
     """Return planners with activation checkpointing, their rows, and what `rows` need instead.
 
-    Return None if a strategy that fits without it is faster than what fits with it.
+    Return None if a strategy that fits without it is faster than what fits with it, or has more
+    than `RECOMPUTED` of the speed of the fastest.
     """
     fastest = max((row.work_per_second for row in rows), default=0.0)
     if _best_rate(rows) > RECOMPUTED * fastest:

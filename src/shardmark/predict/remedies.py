@@ -213,7 +213,7 @@ def remedies_of(
         return least.fit == "yes"
 
     before = needs([])
-    on_device = [*CHANGES[:2], *_fewer_samples(cells[0], ranks), CHECKPOINTING]
+    on_device = [*CHANGES[:2], *fewer_samples(cells[0], ranks), CHECKPOINTING]
     changes = [*on_device, OFFLOAD]
     if before is not None and before.state_fit == "no":  # without offload nothing is enough
         changes = [OFFLOAD, CHECKPOINTING, *on_device[:-1]] if _enough([OFFLOAD], needs) else []
@@ -236,18 +236,18 @@ def remedies_of(
     return tuple(fitting or sorted(remedies, key=lambda remedy: remedy.device_bytes)[:MOST])
 
 
-def _fewer_samples(cell: Trial, ranks: int) -> list[Change]:
+def fewer_samples(cell: Trial, ranks: int) -> list[Change]:
     """Return changes to a half, a quarter, ... of the samples of a pass, and at last to one."""
     recipe = cell.recipe
     changes: list[Change] = []
-    batch = recipe.per_rank_batch or (recipe.global_batch or 1) // ranks
-    samples = batch // recipe.gradient_accumulation
+    passes = recipe.gradient_accumulation
+    samples = (recipe.per_rank_batch or (recipe.global_batch or 1) // ranks) // passes
     while samples > 1:
         samples //= 2
-        applied = partial(
-            _changed, global_batch=None, per_rank_batch=samples, gradient_accumulation=1
-        )
-        changes.append(Change(counted(samples, "sample"), f"--batch {samples}", applied))
+        batch, of_all = samples * passes, samples * passes * ranks
+        applied = partial(_changed, global_batch=None, per_rank_batch=batch)
+        setting = f"--set recipe.global_batch={of_all}" if recipe.global_batch else ""
+        changes.append(Change(counted(samples, "sample"), setting or f"--batch {batch}", applied))
     return changes
 
 

@@ -77,10 +77,12 @@ def render_plan(
         *search_tables(plan),
     ]
     tables = [table for table in made if table.rows]
-    one_reason = len({row.reason for row in plan.rows}) == 1  # if any, it is in the answer
-    last = [*plan.notes] if one_reason else _last_notes(plan)
+    answered = [*_answers(plan)]
+    reasons = {row.reason for row in plan.rows} - {None}
+    told = len(reasons) == 1 and any(str(*reasons) in answer for answer in answered)
+    last = [*plan.notes] if told else _last_notes(plan)
     parts = [
-        render_points([*_answers(plan)], form, width),
+        render_points(answered, form, width),
         render_tables(tables, form, width) if tables else "",
         render_points(last, form, width) if last else "",
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from shardmark.base.errors import InputError
 from shardmark.experiment.matrix import cells_of_any_size
-from shardmark.predict.remedies import CHANGES, SMALLER_STATE, Change
+from shardmark.predict.remedies import CHANGES, SMALLER_STATE, Change, fewer_samples
 from shardmark.predict.request import PlanRequest
 from shardmark.ranks.workloads.language.options import LanguageOptions
 
@@ -144,6 +144,21 @@ def test_settings_that_a_plan_proposes_can_be_given(change: Change) -> None:
     (cell, *_), _ = cells_of_any_size(about("hf:Qwen/Qwen3-8B", **options[name]).experiment)
     changed = change.applied(cell)
     assert (changed.recipe, changed.workload) == (cell.recipe, cell.workload)
+
+
+def test_fewer_samples_keep_the_passes_of_a_step() -> None:
+    name, passes = "hf:Qwen/Qwen3-8B", "recipe.gradient_accumulation=4"
+    (cell, *_), _ = cells_of_any_size(about(name, batch=16, overrides=[passes]).experiment)
+    two, one = fewer_samples(cell, 8)
+    assert (two.name, two.setting, one.name, one.setting) == (
+        *("2 samples", "--batch 8"),
+        *("1 sample", "--batch 4"),
+    )
+    (asked, *_), _ = cells_of_any_size(about(name, batch=8, overrides=[passes]).experiment)
+    assert two.applied(cell).recipe == asked.recipe
+    of_all = cell.recipe.model_copy(update={"per_rank_batch": None, "global_batch": 128})
+    two, _ = fewer_samples(cell.changed(recipe=of_all), 8)
+    assert two.setting == "--set recipe.global_batch=64"
 
 
 def test_only_optimizers_that_have_one_are_fused() -> None:
