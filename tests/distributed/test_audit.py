@@ -311,7 +311,7 @@ for _ in range(8):
 def test_a_script_of_one_size_that_draws_its_samples(
     tmp_path: Path, words: str, finding: list[str]
 ) -> None:
-    """One process cannot take the samples of all ranks at once, and begins again without them."""
+    """The replay cannot take the samples of all ranks at once, and begins again without them."""
     path = tmp_path / "train.py"
     path.write_text(DRAWN)
     report = audit_script(parse_command([str(path), *words.split()]), ranks=2)

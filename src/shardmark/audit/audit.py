@@ -201,8 +201,8 @@ class Runs:
                     again[number] = replace(plan, directory=f"{plan.directory}-alone")
                 elif not usable and code and (Path(plan.directory) / GROWN).is_file():
                     self.grows = False
-                    facts = {"grows": False, "directory": f"{plan.directory}-ungrown"}
-                    again[number] = replace(plan, **facts)
+                    alone = f"{plan.directory}-ungrown"
+                    again[number] = replace(plan, grows=False, directory=alone)
                 elif not usable:
                     failure = f"ends with {run.error()}"
                     if filled_disk(Path(plan.directory)):
@@ -249,8 +249,8 @@ class Runs:
 
     def plan(self, name: str, **changes: Any) -> Plan:
         recorded, order = self.recording.directory, tuple(range(self.ranks))
-        facts = {"order": order, "recorded": recorded, "observer": REPLAYS, "grows": self.grows}
-        facts |= {"directory": str(Path(recorded).parent / name), **changes}
+        facts: dict[str, Any] = {"order": order, "recorded": recorded, "observer": REPLAYS}
+        facts |= {"grows": self.grows, "directory": str(Path(recorded).parent / name), **changes}
         return replace(self.recording, **facts)
 
     def report(
@@ -396,8 +396,8 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             cause = causes.of_batch_norm(seen, alone=False) or finding
         if cause is not None and cause.name not in runs.accepted and runs.accepts(cause):
             return _without_accepted(runs, records, cause)
-        if finding is None and ("buffers_differ" in runs.accepted or replay.unmatched):
-            return _against_own_gradients, records  # the forward pass uses both
+        if finding is None and _own_gradients_show(runs, records, replay):
+            return _against_own_gradients, records
         if finding is None and (reason := _cannot_repeat(records, replay)):
             reason += "" if runs.recording.deterministic else "; audit it with --deterministic"
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)
@@ -424,6 +424,8 @@ def _after_first_gradient(
     named = {other.name for other in findings}
     accumulated = _unaccepted(runs, records, "accumulation")
     findings += [cause for cause in accumulated if cause.name not in named]
+    if late and not findings and replay.unmatched and _own_gradients_show(runs, records, replay):
+        return _against_own_gradients, records
     notes = _notes(records, replay)
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):
@@ -438,8 +440,22 @@ def _after_first_gradient(
     return _reported(runs, records, checks, findings, method=REPLAY, notes=notes)
 
 
+def _own_gradients_show(runs: Runs, records: Records, replay: Record) -> bool:
+    """True if the ranks' own gradients show more than a replay with other buffers or draws."""
+    if "buffers_differ" in runs.accepted:  # the forward pass uses them
+        return True
+    of_shares = records.ranks[0].batch_norm and "batch_norm_of_share" not in runs.accept
+    hidden = of_shares or records.divides_rows or records.clipped()
+    return bool(replay.unmatched) and not hidden
+
+
 def _cannot_repeat(records: Records, replay: Record) -> str:
     """Reason why one process may have another gradient without a fault; empty if none is seen."""
+    if replay.unmatched and not records.divides_rows:
+        return (
+            f"the script draws random numbers ({replay.unmatched[0]}) that one process cannot "
+            "repeat for all ranks"
+        )
     if records.divides_rows and any(records.ranks[0].forward_draws.values()):
         return "the script draws random numbers for parts of rows, which one process computes whole"
     if replay.padded_left:
@@ -534,7 +550,8 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
     findings += _unaccepted(runs, records, "accumulation")
     if unknown and not findings and all(check.holds for check in checks):
         return runs.untold(unknown, records.ranks, checks=checks, method=OWN_GRADIENTS)
-    notes = [f"in one process the script {failure}" for failure in runs.failures[:1]]
+    failures = runs.failures[:1] if records.replay is None else []
+    notes = [f"in one process the script {failure}" for failure in failures]
     if not notes and (not records.matched or records.one_process.unmatched):
         notes = [f"{missing}, so that it is no reference"]
     return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=notes)

@@ -1197,10 +1197,13 @@ def unseen_dependence(records: Records) -> str:
 def weights_are_known(records: Records) -> bool:
     """True if every loss is a mean or a sum of torch's loss functions over targets that count.
 
-    The sum of several weighs ranks alike only if these have equally many targets of each.
+    The sum of several means weighs ranks alike only if these have equally many targets of each.
     """
     ranks = [[micro.losses for micro in rank.steps[0].micros] for rank in records.ranks]
-    weights = [[[call.weight for call in calls] for calls in losses] for losses in ranks]
+    weights = [
+        [[call.weight for call in calls if call.reduction == "mean"] for calls in losses]
+        for losses in ranks
+    ]
     return all(
         calls and all(call.weight and call.reduction != "none" for call in calls)
         for losses in ranks

@@ -165,10 +165,12 @@ class Records:
         """A module with other results than on the ranks for the same inputs; empty without one."""
         for name, single in self.one_process.calls.items():
             of_ranks = [rank.calls.get(name, [0.0, 0.0, 0.0]) for rank in self.ranks]
+            if not all(map(all, (*of_ranks, single))):
+                continue  # too large to be summed up, or never called
             off = np.abs(np.sum(of_ranks, axis=0) - single) / np.maximum(single, TINY)
             same_inputs = off[2] == 0 and off[0] < REDUCTION / 10
             if same_inputs and off[1] > REDUCTION and name not in self.ranks[0].batch_norm:
-                return name
+                return name or "(the whole model)"
         return ""
 
     def gradients(self, step: int = 0) -> Vectors:

@@ -180,7 +180,8 @@ class ReplayObserver(Observer):
         if self.in_backward:
             return self._recomputed(value)
         if place not in self._draw_places:  # a rank that `mp.spawn` starts has fewer callers
-            place = next((p for p in self._draw_places if place.startswith(f"{p} < ")), place)
+            fewer = [p for p in self._draw_places if place.startswith(f"{p} < ")]
+            place = max(fewer, key=len, default=place)
         if self._stack and torch.is_grad_enabled():
             forward = len(self.record.forwards)
             number = next(self._draws_inside[forward])
@@ -242,7 +243,7 @@ class ReplayObserver(Observer):
             number = next(self._drawn[place])
             parts = [draws.get(place, []) for draws in self._draws_by_place]
             at_number = [values[number] for values in parts if number < len(values)]
-            self.record.unmatched += [] if any(parts) else [place]
+            self.record.unmatched += [] if len(at_number) == len(parts) else [place]
             return self._together(at_number, len(self._ranks), place, value, self.plan.grows)
         if place not in self._shared_places:
             return None
@@ -309,7 +310,8 @@ class ReplayObserver(Observer):
         recorded = [m for r in self._ranks for m in r.batch_norm.get(name, [])[call:][:1]]
         sizes, rows = torch.tensor([size for size, _ in recorded], dtype=torch.long), len(value)
         if self.in_backward or int(sizes.sum()) != rows:
-            return self._ranks_by_rows.get(rows) if self.in_backward else None
+            ranks = self._ranks_by_rows.get(rows) if self.in_backward else None
+            return None if ranks is None else ranks.to(value.device)
         of_view = torch.arange(len(sizes))
         views = [n for n in range(1, MOST_VIEWS + 1) if not bool((sizes % n).any())]
         ways = [of_view.repeat_interleave(sizes // n).repeat(n).to(value.device) for n in views]

@@ -316,14 +316,14 @@ def _picture_model(name: str) -> tuple[str, int | None] | None:
         for prefix, library in (("", "torchvision"), ("timm:", "timm")):
             names = {re.sub(r"\W|_", "", other): other for other in registered_names(library)}
             if (model := names.get(re.sub(r"\W|_", "", spelling))) is not None:
-                has_size = pixels is not None and re.fullmatch(r"[1-9]\d\d", pixels)
-                return f"{prefix}{model}", int(pixels) if has_size else None
+                is_size = re.fullmatch(r"[1-9]\d\d", pixels or "")
+                return f"{prefix}{model}", int(is_size[0]) if is_size else None
     return None
 
 
 def _of_pictures(name: str, size: int | None = None) -> NamedModel:
-    if (found := SIZE_IN_NAME.search(name)) is not None:
-        size = int(found["size"] or found["other"])
+    if (size_in_name := SIZE_IN_NAME.search(name)) is not None:
+        size = int(size_in_name["size"] or size_in_name["other"])
     size = size or OTHER_IMAGE_SIZES.get(name.removeprefix("timm:"), IMAGE_SIZE)
     sizes = {"image_size": size, "classes": 1000}
     workload = {"name": "classification", "model": name, "dataset": "random", **sizes}

@@ -79,8 +79,8 @@ def render_plan(
     tables = [table for table in made if table.rows]
     answered = [*_answers(plan)]
     reasons = {row.reason for row in plan.rows} - {None}
-    told = len(reasons) == 1 and any(str(*reasons) in answer for answer in answered)
-    last = [*plan.notes] if told else _last_notes(plan)
+    is_answered = len(reasons) == 1 and any(str(*reasons) in answer for answer in answered)
+    last = [*plan.notes] if is_answered else _last_notes(plan)
     parts = [
         render_points(answered, form, width),
         render_tables(tables, form, width) if tables else "",

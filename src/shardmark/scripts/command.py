@@ -155,8 +155,13 @@ def parse_command(command: Sequence[str] | str) -> ScriptCommand:
     parsed = _unwrapped(rest)
     if not wrapper:
         return parsed
-    path = f"PYTHONPATH={BOOTSTRAP}{os.pathsep}"
-    wrapper = tuple(word.replace("PYTHONPATH=", path, word.find("=") == 10) for word in wrapper)
+    name = "PYTHONPATH="
+    paths = {
+        word: name + os.pathsep.join(filter(None, (str(BOOTSTRAP), word.removeprefix(name))))
+        for word in wrapper
+        if word.startswith(name)
+    }
+    wrapper = tuple(paths.get(word, word) for word in wrapper)
     python = ("python",) if wrapper[0] != "env" else (sys.executable,)
     return replace(
         parsed, words=(*wrapper, *(parsed.words or python)), options=(*wrapper, *parsed.options)

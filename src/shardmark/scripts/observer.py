@@ -225,7 +225,7 @@ class Observer:
             return
         self._stack.pop()
         if isinstance(module, _BatchNorm) and module.training and not is_a(module, "SyncBatchNorm"):
-            with self._recording():
+            with self._recording(), suppress(RuntimeError):
                 name = self._module_names.get(id(module), "")
                 means = [(len(value), mean_checksum(value)) for value in leaves(inputs)[:1]]
                 self.record.batch_norm.setdefault(name, []).extend(means)
