@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import shardmark.testing
+from shardmark.audit.audit import AuditReport
 from shardmark.audit.script import audit_script
 from shardmark.base.errors import InputError
 from shardmark.cli import main
@@ -107,6 +108,12 @@ def test_a_training_that_cannot_be_audited_is_refused(
     assert reason in capsys.readouterr().out
 
 
+def audited(folder: Path, script: str, words: str) -> AuditReport:
+    path = folder / "train.py"
+    path.write_text(script)
+    return audit_script(parse_command([str(path), *words.split()]), ranks=2)
+
+
 OWN_RANKS = """
 import os
 import sys
@@ -183,13 +190,15 @@ from torch.utils.data import DataLoader, DistributedSampler
 class Reader(nn.Module):
     def __init__(self):
         super().__init__()
+        self.passes = 0
         self.rnn, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 2)
 
     def forward(self, rows, lengths):
         _, last = self.rnn(pack_padded_sequence(rows, lengths, batch_first=True))
-        if "drops" in sys.argv:
+        if "drops" in sys.argv and self.passes >= ("late" in sys.argv):
             for _ in range(rows.shape[1]):  # as often as the longest sequence of the rank is long
                 last = nn.functional.dropout(last, 0.1)
+        self.passes += 1
         return self.head(last[0])
 
 
@@ -220,17 +229,19 @@ for rows, lengths, targets in loader:
         ("divided", ["averaged_twice"], "replay"),
         ("drops", [], "own gradients"),
         ("drops divided", ["averaged_twice"], "own gradients"),
+        ("drops late", [], "replay"),
     ],
 )
 def test_sequences_that_each_rank_sorts_by_length(
     tmp_path: Path, words: str, finding: list[str], method: str
 ) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(SEQUENCES)
-    report = audit_script(parse_command([str(path), *words.split()]), ranks=2)
+    report = audited(tmp_path, SEQUENCES, words)
     assert [found.name for found in report.findings] == finding, report.answer
     assert report.same is not bool(finding), report.answer
     assert report.method.startswith(method)
+    assert ("trains, in 1 step; later ones are not compared" in report.answer) is (
+        words == "drops late"
+    )
     if method == "own gradients":
         assert "cannot repeat the random numbers of all ranks (train.py:" in report.notes[-1]
 
@@ -275,9 +286,7 @@ def test_a_model_with_results_of_its_own_in_each_start_is_not_blamed(
     tmp_path: Path, words: str, same: bool | None
 ) -> None:
     """DDP gives all ranks the buffers of rank 0, which one process draws anew."""
-    path = tmp_path / "train.py"
-    path.write_text(FEATURES)
-    report = audit_script(parse_command([str(path), *words.split()]), ranks=2)
+    report = audited(tmp_path, FEATURES, words)
     assert report.same is same, report.answer
     assert report.findings == ()
     assert ("module 0 has other results for the same inputs" in report.answer) is (same is None)
@@ -312,9 +321,7 @@ def test_a_script_of_one_size_that_draws_its_samples(
     tmp_path: Path, words: str, finding: list[str]
 ) -> None:
     """The replay cannot take the samples of all ranks at once, and begins again without them."""
-    path = tmp_path / "train.py"
-    path.write_text(DRAWN)
-    report = audit_script(parse_command([str(path), *words.split()]), ranks=2)
+    report = audited(tmp_path, DRAWN, words)
     assert [found.name for found in report.findings] == finding, report.answer
     assert report.same is not bool(finding), report.answer
     assert report.method.startswith("own gradients")

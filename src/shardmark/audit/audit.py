@@ -462,8 +462,8 @@ def _cannot_repeat(records: Records, replay: Record) -> str:
         return "the model's results may depend on the padding on the left, which is longer there"
     if name := records.unlike_module:
         return (
-            f"in one process the module {name} has other results for the same inputs: it may use a "
-            "buffer or random numbers not by torch, or frozen weights that differ by rank"
+            f"in one process the module {name} has other results for the same inputs: its buffers "
+            "or frozen weights may differ by rank or start, or its random numbers are not torch's"
         )
     if _order_matters(records, replay):
         return (
@@ -590,7 +590,7 @@ def _reported(
     else:
         steps = "the gradient of step 1; updates and later steps are not compared"
         if method == REPLAY:
-            steps = counted(records.steps, "step")
+            steps = _compared_steps(records, checks)
             if records.replay is not None and causes.scales_rates(records, records.replay):
                 steps += " at the ranks' learning rates, which follow the number of ranks"
         answer = f"{ranks} train what one process trains, in {steps}"
@@ -616,6 +616,17 @@ def _reported(
         method=method,
         notes=notes,
     )
+
+
+def _compared_steps(records: Records, checks: Sequence[Check]) -> str:
+    """Steps whose gradients a replay was compared with, as text."""
+    names = {check.name for check in checks}
+    numbers = [n for n in range(1, records.steps + 1) if f"gradient, step {n}" in names]
+    compared = records.steps if records.reduces_in_step else max(numbers, default=1)
+    text = counted(compared, "step")
+    if compared == records.steps:
+        return text
+    return f"{text}; later ones are not compared: rounding or random numbers change them"
 
 
 def size_of(check: Check) -> str:

@@ -1026,3 +1026,28 @@ def test_buffers_differ_from_the_start_or_by_training(step: int, reason: str) ->
     found = present(causes.of_buffers(Records(ranks=ranks, replay=None, disturbed=None)))
     assert reason in found.reason
     assert f"at the beginning of step {step + 1}" in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("single", "module"),
+    [((2.0, 4.0, 20.0), ""), ((2.0, 5.0, 20.0), "cell"), ((2.0, 0.0, 20.0), "")],
+)
+def test_a_result_that_was_too_large_to_be_summed_is_no_other_result(
+    single: tuple[float, ...], module: str
+) -> None:
+    """Sums of squares of inputs and results, and the number of inputs; 0 was not summed."""
+    ranks = [record(n, MEAN, micro(OWN[n]), calls={"cell": [1.0, 2.0, 10.0]}) for n in range(2)]
+    replay = record(0, MEAN, micro(), calls={"cell": [*single]})
+    assert Records(ranks=ranks, replay=replay, disturbed=None).unlike_module == module
+
+
+@pytest.mark.parametrize(("reduction", "known"), [("mean", False), ("sum", True)])
+def test_sums_of_several_losses_weigh_unlike_numbers_of_targets(
+    reduction: str, known: bool
+) -> None:
+    micros = [micro(OWN[rank], reduction=reduction) for rank in range(2)]
+    for rank, each in enumerate(micros):
+        each.losses *= 2
+        each.losses[1] = replace(each.losses[1], weight=4.0 + rank)
+    records = unmatched(MEAN, micros, micro(reduction=reduction))
+    assert causes.weights_are_known(records) is known
