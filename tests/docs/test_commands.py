@@ -112,7 +112,7 @@ def test_command_runs(words: list[str], place: Path, capsys: pytest.CaptureFixtu
     if words[0] == "init":
         words = [*words, "--out", "new"]
     if words[0] == "why":
-        words = [words[0], "--budget", "150s" if "--ranks" in words else "90s", *words[1:]]
+        words = [words[0], "--budget", "180s" if "--ranks" in words else "90s", *words[1:]]
     code = main(words)
     printed = capsys.readouterr()
     absent = ("no such folder", "no file 'train.py'")

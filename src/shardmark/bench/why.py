@@ -82,7 +82,7 @@ def explain(
         rounds.ends_at_seconds = began + FIRST_SHARE * budget_seconds
         rounds.repeat(variants)
         if not samples.trials(PLAIN):
-            raise InputError("--budget", f"{budget_seconds:g} s", "it has no time for two trials")
+            raise InputError("--budget", f"{budget_seconds:.0f} s", "no time for two trials")
         rounds.ends_at_seconds = began + budget_seconds
         rounds.repeat(_second_variants(samples, working))
         rounds.repeat(variants)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,6 @@ from shardmark.base.text import say_text
 from shardmark.cli.arguments import TextOrJson, numbers_of_ranks, path_of
 from shardmark.cli.run import resumable
 from shardmark.cli.time import measured_command
-
-BUDGET = "10m"
-"""Default time for each number of ranks."""
 
 
 def explain_step(
@@ -32,8 +30,9 @@ def explain_step(
         typer.Option(metavar="N,...", help="Numbers of ranks; by default the command's, or 1."),
     ] = None,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="For each number of ranks: 90s, 10m.")
-    ] = BUDGET,
+        str | None,
+        typer.Option(metavar="TIME", help="In all, such as 90s; by default 10m for each number."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -61,12 +60,14 @@ def explain_step(
     parsed = measured_command(command)
     words = ["python", *parsed.script] if parsed.script[0] == "-m" else [*parsed.script]
     numbers = [parsed.ranks or 1] if ranks is None else numbers_of_ranks(ranks)
-    seconds = parse_seconds(budget, "--budget")
-    options = RunOptions(quiet=quiet or form is TextOrJson.JSON, budget_seconds=seconds)
+    longest = f"{10 * len(numbers)}m" if budget is None else budget
+    ends_at = time.monotonic() + parse_seconds(longest, "--budget")
     explanations, documents = [], []
     with run_folder(out, "why") as folder, resumable(folder):
-        for number in numbers:
+        for index, number in enumerate(numbers):
+            seconds = max(ends_at - time.monotonic(), 0) / (len(numbers) - index)
             path = folder if len(numbers) == 1 else folder / f"ranks-{number}"
+            options = RunOptions(quiet=quiet or form is TextOrJson.JSON, budget_seconds=seconds)
             with listener(path, options) as progress:
                 explanation = explain(
                     shlex.join(words), number, path, budget_seconds=seconds, listener=progress
@@ -75,9 +76,8 @@ def explain_step(
             documents.append({**facts_of(explanation), "run": str(path)})
             if form is TextOrJson.TEXT:
                 say_text("\n".join(["", *lines_of(explanation), "", f"files: {path}", ""]))
-        images: list[Path] = []
-        if len(numbers) > 1 and is_installed("vl_convert"):
-            images = write_images(draw(parts_by_ranks(explanations)), folder)
+        drawn = len(numbers) > 1 and is_installed("vl_convert")
+        images = write_images(draw(parts_by_ranks(explanations)), folder) if drawn else []
     if form is TextOrJson.JSON:
         say_text(json.dumps(documents[0] if len(numbers) == 1 else documents, indent=1) + "\n")
     elif len(numbers) > 1:

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -13,9 +15,13 @@ import typer
 import shardmark
 from shardmark import cli
 from shardmark.base.metrics import METRICS
+from shardmark.bench import why
+from shardmark.bench.analysis.taken_away import PLAIN, explanation_of
+from shardmark.cli import why as why_verb
 from shardmark.cli.list import KINDS, SCHEMA, listing
 from tests import GOLDEN
 from tests.golden.invented import invented_trial, write_run
+from tests.unit.bench.analysis.test_taken_away import samples
 
 Captured = pytest.CaptureFixture[str]
 
@@ -162,3 +168,34 @@ def test_shell_completes_verbs_and_options(
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         assert cli.main([]) == 0
         assert capsys.readouterr().out.split() == [completions]
+
+
+@pytest.mark.parametrize(
+    ("budget", "shares"),
+    [((), [600, 600, 600]), (("--budget", "90s"), [30, 40, 0])],
+    ids=["10 minutes for each", "shared"],
+)
+def test_numbers_of_ranks_share_the_budget_of_why(
+    budget: tuple[str, ...],
+    shares: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: Captured,
+) -> None:
+    """Time that a number leaves is for the others; one that takes longer takes it from them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    clock = [0.0]
+    took = iter(shares if not budget else [10, 90, 1])
+    given = []
+
+    def explain(*_: Any, budget_seconds: float, **__: Any) -> Any:
+        given.append(budget_seconds)
+        clock[0] += next(took)
+        return explanation_of(samples({PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}), ["no_peers"])
+
+    monkeypatch.setattr(why_verb, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(why, "explain", explain)
+    code, _, errors = answer(capsys, "why", "--ranks", "1,2,4", *budget, "-q", "--", "train.py")
+    assert (code, errors) == (0, "")
+    assert given == shares
