@@ -53,7 +53,6 @@ def value(result: TrialResult, name: str) -> float:
 
 
 @pytest.mark.skipif(not machine().has_bf16, reason="needs bf16 in hardware")
-@pytest.mark.timeout(600)
 def test_precisions_on_one_device(tmp_path: Path) -> None:
     matrix = {"strategy": ["single"], "recipe.precision": ["fp32", "bf16", "fp16"]}
     results = {result.precision: result for result in run(tmp_path / "run", matrix=matrix)}
@@ -149,7 +148,6 @@ def test_data_parallel_in_bf16_with_dropout(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(visible_cuda_devices(FOUND)) < 2, reason="needs two CUDA devices")
-@pytest.mark.timeout(600)
 def test_two_devices_end_together(tmp_path: Path) -> None:
     """An error on one device ends the other device's rank within seconds."""
     matrix = {"strategy": ["ddp"], "world_size": [2]}

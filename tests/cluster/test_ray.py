@@ -35,7 +35,6 @@ from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.skipif(why_no_ray() is not None, reason=why_no_ray() or ""),
-    pytest.mark.timeout(900),
 ]
 
 MARK = "SHARDMARK_TEST_OF_RAY"

@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pytest
 import yaml
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
@@ -45,7 +44,6 @@ from tests.waiting import wait_for
 
 pytestmark = [
     needs_bench,
-    pytest.mark.timeout(900),
 ]
 
 NODE_SECONDS = 6

@@ -209,7 +209,7 @@ def loaded(folder: Path) -> dict[str, set[str]]:
         # The current folder is not on its path, as it is not on that of `shardmark`.
         words = [sys.executable, "-P", "-c", PROGRAM, json.dumps(texts), json.dumps(codes)]
         ended = subprocess.run(
-            words, cwd=folder / "run", capture_output=True, text=True, check=False, timeout=200
+            words, cwd=folder / "run", capture_output=True, text=True, check=False
         )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stderr.splitlines()[-1])

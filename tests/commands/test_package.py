@@ -148,7 +148,6 @@ def test_base_installation_has_a_command_that_works(
     assert "samples/s" in predicted
 
 
-@pytest.mark.timeout(900)
 def test_installation_with_all_extras_plans_the_model_of_the_first_page(
     environments: Environments, tmp_path: Path
 ) -> None:

@@ -42,7 +42,6 @@ def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": path, "TERM": "dumb"} | variables,
         check=False,
-        timeout=60,
     )
 
 

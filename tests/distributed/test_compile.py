@@ -22,8 +22,6 @@ from tests.distributed.experiments import experiment
 from tests.distributed.ranks import run_ranks
 from tests.kept_engine import KeptEngine
 
-pytestmark = pytest.mark.timeout(400)
-
 BLOCKS: dict[str, Any] = {"compile": "blocks"}
 CASES = {
     "ddp, blocks": Case(trial=trial("ddp", recipe(**BLOCKS))),

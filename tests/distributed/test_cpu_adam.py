@@ -18,8 +18,6 @@ if not [*EXTENSIONS.glob("**/cpu_adam.so")]:
     reason = f"takes minutes to compile, once for a machine: python -c '{COMPILE}'"
     pytest.skip(reason, allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(400)
-
 CASES = {
     f"{name}, {optimizer}": Case(
         trial=trial(

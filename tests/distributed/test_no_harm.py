@@ -327,7 +327,6 @@ def in_default(launcher: str, phase: str, end: str) -> bool:
         )
     ],
 )
-@pytest.mark.timeout(900)
 def test_nothing_is_left_of_an_ended_audit(
     tmp_path: Path, launcher: str, phase: str, end: str
 ) -> None:

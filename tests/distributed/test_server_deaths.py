@@ -15,8 +15,6 @@ from tests.distributed.experiments import experiment
 from tests.distributed.test_outcomes import descendants
 from tests.kept_engine import KeptEngine
 
-pytestmark = pytest.mark.timeout(400)
-
 ASYNCHRONOUS = ["ps-async", {"name": "ps-bounded", "staleness": 1}]
 Ended = dict[tuple[str, str], TrialResult]
 

@@ -57,7 +57,6 @@ from tests.distributed.strategy_table import (
 JOIN_SECONDS = 600
 DEFAULT_GROUPS = (1, 2, 4)
 """Groups of the default run, which have every strategy; the others have more of its options."""
-pytestmark = pytest.mark.timeout(JOIN_SECONDS + 60)
 
 Probes = list[dict[str, Probed]]
 Groups = Callable[[Group], tuple[Captures, Probes, list[dict[str, str]]]]

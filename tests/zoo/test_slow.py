@@ -17,7 +17,6 @@ def test_a_slow_input_is_among_what_was_taken_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.zoo
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in (*SLOW, *QUIET)])
 def test_the_cause_of_a_slow_command_is_named(case: Slow, tmp_path: Path) -> None:
     words = ["why", "--budget", "4m", "--", *case.launched()]

@@ -26,7 +26,6 @@ def graded(submission: Submission, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.zoo
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("submission", RIGHT, ids=lambda s: f"{s.file[0]}: {s.name}")
 def test_a_right_submission_does_not_fail(submission: Submission, tmp_path: Path) -> None:
     code, answer = graded(submission, tmp_path / "lab")
@@ -35,7 +34,6 @@ def test_a_right_submission_does_not_fail(submission: Submission, tmp_path: Path
 
 
 @pytest.mark.zoo
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("submission", WRONG, ids=lambda s: f"{s.file[0]}: {s.name}")
 def test_a_wrong_submission_fails_for_its_fault(submission: Submission, tmp_path: Path) -> None:
     code, answer = graded(submission, tmp_path / "lab")
