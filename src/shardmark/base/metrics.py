@@ -69,14 +69,7 @@ NOT_COMPILED = "recipe.compile is none"
 
 RATES = ("tokens_per_second", "samples_per_second")
 """Throughput metrics in order of preference; every workload has the last one."""
-QUALITIES = (
-    "accuracy_top1",
-    "map",
-    "bits_per_byte",
-    "perplexity",
-    "validation_loss",
-    "train_loss",
-)
+QUALITIES = ("accuracy_top1", "map", "bits_per_byte", "perplexity", "validation_loss", "train_loss")
 """Quality metrics in order of preference, among those that most rows have."""
 
 COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio", "parameters"})

@@ -159,12 +159,8 @@ def time(
         _improve(mapping, words_of(only), budget, out, form, quiet=quiet)
         return
     if keep_if_faster:
-        _check_race(
-            mapping["matrix"]["variant"],
-            mapping["matrix"]["world_size"],
-            repeats,
-            no_audit=no_audit,
-        )
+        matrix = mapping["matrix"]
+        _check_race(matrix["variant"], matrix["world_size"], repeats, no_audit=no_audit)
         mapping["measure"]["repeats"] = _race_repeats(margin)
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")
     longest = budget or (RACE_BUDGET if keep_if_faster else None)
@@ -183,14 +179,9 @@ def _race_repeats(margin: float) -> dict[str, Any]:
 
 
 def _improve(
-    mapping: dict[str, Any],
-    only: Sequence[str],
-    budget: str | None,
-    out: Path | None,
-    form: TextOrJson,
-    *,
-    quiet: bool,
-) -> None:
+    mapping: dict[str, Any], only: Sequence[str], budget: str | None, out: Path | None,
+    form: TextOrJson, *, quiet: bool,
+) -> None:  # fmt: skip
     """Race interventions on the mapping's one command, and print what to change."""
     import json
 
@@ -224,9 +215,8 @@ def _improve(
             budget_seconds=seconds, listener=progress,
         )  # fmt: skip
     if form is TextOrJson.JSON:
-        say_text(
-            json.dumps({**improvement_facts(improvement), "run": str(folder)}, indent=1) + "\n"
-        )
+        facts = {**improvement_facts(improvement), "run": str(folder)}
+        say_text(json.dumps(facts, indent=1) + "\n")
     else:
         say_text("\n".join(["", *improvement_lines(improvement), "", f"files: {folder}", ""]))
 

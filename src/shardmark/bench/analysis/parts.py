@@ -11,6 +11,7 @@ from shardmark.base.statistics.intervals import Estimate
 NAMES = {
     "input": "waiting for input",
     "communication": "communication that nothing hides",
+    "own_collectives": "collectives beside those of the gradients",
     "late_rank": "waiting for a late rank",
     "evaluation": "evaluation between the steps",
     "checkpoint": "checkpoints",

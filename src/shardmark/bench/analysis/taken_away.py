@@ -32,6 +32,7 @@ KINDS |= {name: kind for kind, name in BETWEEN.items()}
 """Kinds of parts by the intervention that takes them away."""
 WORTH_A_TRY = 0.02
 """Share of a rank's time from which a thing is taken away."""
+WRAPPERS = {"DistributedDataParallel", "fully_shard"}  # reduce gradients inside of passes
 WATCHED = 0.08
 """Share of a step from which the script's own code is named, which cannot be taken away."""
 THIN = 0.25
@@ -190,7 +191,7 @@ class Explanation(Division):
 def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     """Explain a step by what it takes less without each of the chosen interventions' things."""
     step, seen = samples.step, samples.seen
-    parts, unknown = [], []
+    parts, unknown, beside = [], [], [*_own_collectives(samples)]
     for name in chosen:
         saved, kind = samples.saved(name), KINDS[name]
         if kind == "input" and largest_share(seen, kind) < WORTH_A_TRY:
@@ -200,6 +201,8 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
         else:
             if kind == "communication" and (waits := samples.saved(EQUAL_ROWS, than=OWN_ROWS)):
                 saved = _without(saved, waits)  # ranks wait in their collectives
+            if kind == "communication" and beside:
+                saved = _without(saved, beside[0].seconds)
             rank = _rank_at_fault(seen, kind, saved.value / step.value)
             place = _place(seen[rank or 0], kind)
             parts.append(Part(kind=kind, seconds=saved, rank=rank, place=place))
@@ -208,10 +211,9 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     needed = next((p for p in parts if p.kind == "communication"), None)
     if needed is not None and (more or _is_thin(counts, step.value - needed.seconds.value)):
         needed = None
-    parts = [part for part in parts if part is not needed]
     code = [*_code(samples)]
     late = [*_lateness(samples, code)]
-    parts += late
+    parts = [part for part in (*beside, *parts, *late) if part is not needed]
     # The own code that makes a rank late is told once.
     explained = {(p.rank, p.phase) for p in late if is_above(p.seconds, LATE * step.value)}
     parts += [part for part in code if (part.rank, part.kind) not in explained]
@@ -302,6 +304,26 @@ def _lateness(samples: Samples, code: Sequence[Part]) -> Iterable[Part]:
         )
 
 
+def _own_collectives(samples: Samples) -> Iterable[Part]:
+    """Yield what a script calls itself where a wrapper reduces its gradients, such as a metric's.
+
+    Of the rank that spends least there: others may wait in it for a late one.
+    """
+    rank = min(samples.seen, key=lambda rank: rank["shares"].get("communication", 0.0))
+    share = rank["shares"].get("communication", 0.0)
+    if share >= NOTEWORTHY and WRAPPERS & {*rank.get("wrappers", ())}:
+        seconds, place = _watched(samples, share, rank["looks"]), _place(rank, "communication")
+        yield Part(kind="own_collectives", seconds=seconds, known_by="watched", place=place)
+
+
+def _watched(samples: Samples, share: float, looks: int) -> Estimate:
+    """Estimate the seconds of a step from a share of the looks at a rank's main thread."""
+    step_seconds = samples.step.value
+    error = 2 * (share * (1 - share) / looks) ** 0.5
+    low, high = ((share + sign * error) * step_seconds for sign in (-1, 1))
+    return Estimate(value=share * step_seconds, low=low, high=high, n=looks)
+
+
 def _code(samples: Samples) -> Iterable[Part]:
     """Yield the script's own code, of the rank that spends most time there.
 
@@ -315,11 +337,8 @@ def _code(samples: Samples) -> Iterable[Part]:
         kinds += [kind] if saved and saved.high is not None and saved.high < least else []
     shares = [sum(rank["shares"].get(kind, 0.0) for kind in kinds) for rank in seen]
     most = max(range(len(shares)), key=shares.__getitem__)
-    share, looks = shares[most], seen[most]["looks"]
-    if share >= WATCHED:
-        error = 2 * (share * (1 - share) / looks) ** 0.5
-        low, high = ((share + sign * error) * step_seconds for sign in (-1, 1))
-        seconds = Estimate(value=share * step_seconds, low=low, high=high, n=looks)
+    if (share := shares[most]) >= WATCHED:
+        seconds = _watched(samples, share, seen[most]["looks"])
         alone = len(shares) > 1 and share > 2 * max(shares[:most] + shares[most + 1 :])
         yield Part(
             kind="own_code", seconds=seconds, known_by="watched", rank=most if alone else None,
@@ -334,7 +353,7 @@ def _lost(samples: Samples, parts: Sequence[Part], needed: Part | None) -> Estim
     # What the ranks wait for is gone without peers; a late rank's work and own code are not.
     late = [part for part in parts if part.kind == "late_rank" and part.rank is not None]
     late_ranks = {part.rank for part in late}
-    watched = [part for part in parts if part.known_by == "watched" and part.rank not in late_ranks]
+    watched = [part for part in parts if part.kind == "own_code" and part.rank not in late_ranks]
     alone = (p.seconds for p in parts if p.known_by != "watched" and p.kind != "late_rank")
     lost = samples.saved(samples.stripped) or next(alone, NO_LOSS)
     if needed is not None:
@@ -400,6 +419,6 @@ def _notes(samples: Samples) -> Iterable[str]:
     every = [s for by_round in samples.by_variant.values() for s in by_round.values()]
     disturbed = [s.result.disturbed for s in every if s.result.disturbed]
     if disturbed:
-        yield f"{len(disturbed)} of {len(every)} trials were disturbed: {disturbed[0]}"
+        yield f"{len(disturbed)} of {len(every)} trials disturbed: {disturbed[0]}"
     if (count := len(samples.trials(PLAIN))) <= FEW_ROUNDS:
         yield f"{counted(count, 'round')} only: the budget is used up"

@@ -36,11 +36,7 @@ PROFILED_STEP = 1
 """Step of the warm-up whose functions are searched for one that makes batches."""
 MAKES_BATCHES = re.compile(r"batch|data|sample|load|fetch|input|next", re.IGNORECASE)
 KINDS = (
-    (
-        r"torch/autograd/__init__\.py|torch/_tensor\.py",
-        r"backward|_engine_run_backward",
-        "backward",
-    ),
+    (r"torch/(autograd/__init__|_tensor)\.py", r"backward|_engine_run_backward", "backward"),
     (r"torch/utils/data/dataloader\.py|accelerate/data_loader\.py", r"__next__|__iter__", "input"),
     (r"torch/nn/modules/module\.py", r"_(wrapped_)?call_impl", "forward"),
     (r"torch/optim/|torch/nn/utils/clip_grad\.py|torch/amp/", r".*", "update"),

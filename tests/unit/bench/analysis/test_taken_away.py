@@ -235,6 +235,29 @@ def test_communication_is_lost_if_the_link_is_thin_or_too_much_is_reduced(
         assert bars == {"computing": pytest.approx((85.2,), rel=1e-3), "communication": (15.0,)}
 
 
+@pytest.mark.parametrize("wrapper", ["DistributedDataParallel", "compile"])
+def test_collectives_beside_those_of_a_wrapper_are_not_needed(wrapper: str) -> None:
+    """A rank waits in them for a late one: the one that spends least there has what they take."""
+    times = {PLAIN: (0.1,), "no_peers": (0.075, 0.075, 0.075)}
+    seen = [looked(communication=share) | {"wrappers": [wrapper]} for share in (0.3, 0.1)]
+    found = samples(times, *seen)
+    for rank in found.by_variant[LOOK][0].seen("Look"):
+        rank["link_bytes_per_second"] = 1e6
+    explanation = explanation_of(found, ["no_peers"])
+    assert explanation.needed is not None
+    whole = 0.015 + 0.01 * (wrapper == "compile")
+    assert explanation.needed.seconds.value == pytest.approx(whole, rel=0.01)
+    if wrapper == "compile":  # gradients may be reduced there
+        assert explanation.parts == ()
+        return
+    assert answer_of(explanation) == (
+        "Of 100 ms a step, 10 are lost: 10 collectives beside those of the gradients "
+        "(train.py:13); 15 are communication without a fault."
+    )
+    assert explanation.computing_seconds == pytest.approx(0.075, rel=0.01)
+    assert lines_of(explanation)[2].endswith("(train.py:13) [watched, not taken away]")
+
+
 def test_no_more_is_lost_than_all_parts_and_the_rest_adds_up() -> None:
     """More may be gone without all of them, as the variants' times scatter."""
     variants = {PLAIN: (0.1,), "no_checkpoint": (0.08,), ALL: (0.07, 0.07, 0.07)}

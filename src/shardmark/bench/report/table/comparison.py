@@ -232,10 +232,7 @@ def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]
 
 def _marks(row: Row) -> str:
     """Return the reasons for which the row is not ranked with the others."""
-    marks = {
-        "loss not finite": row.diverged is not None,
-        "not equivalent": row.equivalent is False,
-    }
+    marks = {"loss not finite": row.diverged is not None, "not equivalent": row.equivalent is False}
     return ", ".join(name for name, holds in marks.items() if holds)
 
 
