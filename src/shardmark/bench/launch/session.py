@@ -340,12 +340,12 @@ class RunSession:
         """Report the cells that need no more repeats, and the trials that the budget leaves out."""
         listener = self.runner.listener
         dropped = {
-            "known precisely enough": queue.decided,
-            "failed or disturbed too often": queue.hopeless,
-            "other training": queue.refused,
+            "that are known precisely enough": queue.decided,
+            "that failed or were disturbed too often": queue.hopeless,
+            "that train something else": queue.refused,
         }
         if reasons := [f"{len(cells)} {reason}" for reason, cells in dropped.items() if cells]:
-            listener.note(f"cells that need no more repeats: {', '.join(reasons)}")
+            listener.note(f"no more repeats of cells: {', '.join(reasons)}")
         if remaining := queue.remaining:
             counts = Counter(trial.title for _, trial in remaining)
             titles = ", ".join(f"{title} ({count})" for title, count in counts.items())
