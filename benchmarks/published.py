@@ -136,7 +136,7 @@ SHAPES = (
     (r"transformer.*big", 12, 1024), (r"gpt-?2.?xxl", 48, 2240), (r"gpt-?2.?xl", 48, 1600),
 )  # fmt: skip
 """Layers and widths of language models that have no name of their own in the package, which are
-asked as a GPT-2 of these sizes."""
+asked as a GPT-2 of these sizes, with their activation in one kernel: GPT-2's own GELU is eight."""
 PARAMETERS = {"transformer-xl base": 192e6, "transformer-xl large": 257e6, "transformer big": 213e6}
 SEQUENCES = {
     **{"transformer-xl base": 192, "transformer-xl large": 384, "transformer big": 32},
@@ -371,7 +371,9 @@ def _text_model(row: dict[str, str], name: str) -> list[str]:
         of_shape = (max(1, width // ASPECT), width)
     layers, width = of_shape
     vocabulary = max(256, round((parameters - 12 * layers * width**2) / width))
-    sizes = {"n_layer": layers, "n_embd": width, "n_head": width // HEAD, "n_positions": 65536}
+    sizes: dict[str, object] = {"n_layer": layers, "n_embd": width, "n_head": width // HEAD}
+    sizes |= {"n_positions": 65536}
+    sizes |= {} if "gpt" in name and "gpt-3" not in name else {"activation_function": "gelu"}
     return [
         "hf:gpt2",
         *(w for k, v in sizes.items() for w in ("--set", f"workload.model_options.{k}={v}")),

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from shardmark.base.layout import Shard
 from shardmark.predict.memory import rank_memory
-from shardmark.predict.trace.trace import trace
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.measure.memory.tensors import live_tensor_bytes, storage_bytes
@@ -53,6 +52,7 @@ from tests.distributed.strategy_table import (
     processes_of,
     written_texts,
 )
+from tests.unit.predict.made import trace
 
 JOIN_SECONDS = 600
 DEFAULT_GROUPS = (1, 2, 4)

@@ -46,6 +46,8 @@ class Models:
         """Called with a description of each phase that takes time, as it begins."""
         self.reference_model = False
         """Count a frozen copy of a model in 16 bits beside it; an adapter needs none."""
+        self.routed_experts = False
+        """Let the experts of Llama 4 compute the tokens sent to them in all precisions."""
         self.notes: dict[str, None] = {}
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module]]] = []
         self._profiles: list[_Cached] = []
@@ -118,6 +120,7 @@ class Models:
                 device_type=device_type,
                 activations=activations,
                 flash=without_flash(options) is not options and recipe.precision != "fp32",
+                routed=self.routed_experts,
             )
         if profile is None:
             self._profiles.append((key, update, None))

@@ -55,6 +55,8 @@ SOME_CHECKPOINTING = NO_CHECKPOINTING[0], f"{NO_CHECKPOINTING[1]} where it is ne
 RECOMPUTED = 0.75
 """Fraction of its speed that a strategy keeps if it recomputes activations, and only computes."""
 FP8 = "fp8 in products of blocks, else bf16"
+LONG_TOKENS = 32_768
+"""Tokens of a sample from which programs usually divide it between cards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +353,7 @@ def make_plan(request: PlanRequest, models: Models, constants: Constants | None 
     number = None if request.measured is None else measured_number(request, models)
     request = request.resolved()
     models.reference_model = request.reference_model
+    models.routed_experts = request.assumed is not None and request.stack == "fused"
     kinds = [*dict.fromkeys(request.machines)]
     prices: list[float | None] = [*request.prices_per_hour] or [None]
     if len(prices) not in {1, len(kinds)}:
@@ -674,14 +677,16 @@ def _published_notes(
 
 
 def _placement_notes(rows: Sequence[Prediction]) -> Iterator[str]:
-    """Yield how experts are placed, and, once for each strategy, what offloaded state needs of the
-    host's memory."""
+    """Yield how experts and long samples are placed, and, once for each strategy, what offloaded
+    state needs of the host's memory."""
     if any(row.active_parameters and row.devices > 1 and row.memory for row in rows):
         yield (
             "Experts are placed as other layers are: each rank computes all of them, and gathers"
             " them if its strategy shards. Expert parallelism, which large models usually need, is"
             " not planned."
         )
+    if any((row.tokens_per_sample or 0) >= LONG_TOKENS and row.devices > 1 for row in rows):
+        yield "Context parallelism, which divides such long samples, is not planned; ulysses is."
     largest = {
         row.label: row for row in sorted(rows, key=lambda row: row.host_bytes) if row.host_bytes
     }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
@@ -13,6 +14,9 @@ from shardmark.predict.models import Models, Steps
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.options import WorkloadOptions
+
+if TYPE_CHECKING:
+    from shardmark.ranks.workloads.base import Workload
 
 MB = 10**6
 
@@ -81,3 +85,14 @@ class MadeModels(Models):
 
     def training_samples(self, options: WorkloadOptions) -> int | None:  # noqa: ARG002
         return self._count
+
+
+def trace(workload: Workload, recipe: Recipe, **options: Any) -> Profile:
+    """Trace a step under autocast and, in 16 bits, another one with cast parameters."""
+    from shardmark.predict.trace.trace import traced
+
+    profile = traced(workload, recipe, **options)
+    assert profile is not None, "without casts an error is raised"
+    if recipe.precision == "fp32":
+        return profile
+    return replace(profile, native=traced(workload, recipe, casts=True, **options))

@@ -522,6 +522,23 @@ def test_experts_are_counted_in_full_and_for_a_token() -> None:
     assert "Expert parallelism" not in alone
 
 
+def test_programs_with_grouped_products_route_tokens_to_experts() -> None:
+    for stack, assumed, routed in (("fused", "it", True), ("eager", "it", False)):
+        models = MadeModels(made_profile())
+        planned(experiment(["single"]), on="1xh100", models=models, stack=stack, assumed=assumed)
+        assert models.routed_experts == routed
+
+
+def test_long_samples_on_several_cards_are_not_divided() -> None:
+    for tokens, on, said in ((32_768, "h100x8", True), (32_768, "1xh100", False)):
+        made = MadeModels(replace(made_profile(), tokens_per_sample=float(tokens)))
+        plan = planned(experiment(["ddp" if said else "single"]), on=on, models=made)
+        assert any("Context parallelism" in note for note in plan.notes) == said
+    short = MadeModels(replace(made_profile(), tokens_per_sample=8192.0))
+    notes = planned(experiment(["ddp"]), models=short).notes
+    assert not any("Context parallelism" in note for note in notes)
+
+
 def test_products_of_blocks_in_8_bits() -> None:
     """12 bytes of 16-bit values, 8 of them inputs: a cast reads these and writes 4 bytes."""
     others = Operation(kind="attention", flops=Amount(per_sample=1.0))

@@ -14,7 +14,6 @@ from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Recipe
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.repeated_layers import Repetition, shortened_copy
-from shardmark.predict.trace.trace import trace
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.workloads import build_workload, options
@@ -22,6 +21,7 @@ from shardmark.ranks.workloads.base import Workload
 from shardmark.ranks.workloads.language.gpt import GPT
 from shardmark.ranks.workloads.language.task import Language
 from shardmark.ranks.workloads.own.task import OwnTask
+from tests.unit.predict.made import trace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -152,7 +152,12 @@ def test_activations_of_tensor_parallelism_are_those_of_all_layers(
     assert nameless(short) == nameless(full)
 
 
-def test_experts_of_llama_4_compute_the_tokens_sent_to_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "software"), [("bf16", "flash"), ("fp16", "routed"), ("fp32", "routed")]
+)
+def test_experts_of_llama_4_compute_the_tokens_sent_to_them(
+    precision: str, software: str, tmp_path: Path
+) -> None:
     """The 8 experts of transformers, of 3 matrices each, compute all tokens."""
     sizes = {
         **{"hidden_size": 32, "intermediate_size": 64, "intermediate_size_mlp": 64},
@@ -164,14 +169,15 @@ def test_experts_of_llama_4_compute_the_tokens_sent_to_them(tmp_path: Path) -> N
     file.write_text(json.dumps({"model_type": "llama4_text", **sizes}))
     chosen = {"name": "language", "model": f"hf:{file}", "dataset": "random"}
     workload = build_workload(options(chosen | {"sequence_length": 32}), 0)
-    recipe = Recipe(per_rank_batch=4, steps=1, precision="bf16")
+    recipe = Recipe.model_validate({"per_rank_batch": 4, "steps": 1, "precision": precision})
+
     routed, computed = (
         sum(
             operation.flops.per_sample
-            for unit in trace(workload, recipe, flash=flash).units
+            for unit in trace(workload, recipe, **chosen_software).units
             for operation in unit.forward
             if operation.kind == "product"
         )
-        for flash in (True, False)
+        for chosen_software in ({software: True}, {})
     )
     assert computed - routed == pytest.approx(4 * 32 * (8 - 1) * 2 * 3 * 32 * 64)

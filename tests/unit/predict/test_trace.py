@@ -23,7 +23,7 @@ from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.optimizers import with_optimizer
-from shardmark.predict.trace.trace import at_their_limits, limited_heads, trace
+from shardmark.predict.trace.trace import at_their_limits, limited_heads
 from shardmark.ranks.measure.memory.tensors import allocator_rise_bytes
 from shardmark.ranks.measure.step.recorder import NoSpans
 from shardmark.ranks.strategies import build_strategy
@@ -34,6 +34,7 @@ from shardmark.ranks.workloads.flops import grouped_product_flops
 from shardmark.ranks.workloads.language.options import LanguageOptions
 from shardmark.ranks.workloads.options import Adapter
 from tests import present
+from tests.unit.predict.made import trace
 from tests.unit.ranks.train.toy import ALONE, ToyWorkload, recipe
 
 WIDTH = 300

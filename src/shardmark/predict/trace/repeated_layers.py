@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from shardmark.predict.trace.chains import Total
     from shardmark.predict.trace.unit_trace import UnitTrace
 
-TRACED = 4
-"""Groups of layers that are traced: the first, two that are compared, and the last."""
-
 
 class UnequalLayers(Exception):  # noqa: N818  (the full model is traced instead)
     """Two of the traced layers differ by more than their place."""
@@ -33,7 +30,7 @@ class Repetition:
     layers: str
     """Name of the list of layers."""
     start: int
-    """Number of layers before the first group, which are unlike the others."""
+    """Number of layers before the two groups that are compared."""
     period: int
     """Layers of a group: more than one if kinds of attention alternate."""
     removed: int
@@ -51,19 +48,19 @@ def shortened_copy(
     members = {id(block) for block in blocks or ()}
     repetitions: list[Repetition] = []
     removed: list[nn.Module] = []
+    cuts: dict[str, slice] = {}
     for name, layers in model.named_modules():
         if not isinstance(layers, nn.ModuleList) or not {id(one) for one in layers} <= members:
             continue
-        start, period = _groups([*map(_structure, layers)])
-        count = (len(layers) - start) // period - TRACED
+        start, period, count = _groups([*map(_structure, layers)])
         if count > 0:
-            repetition = Repetition(layers=name, start=start, period=period, removed=count)
-            repetitions.append(repetition)
-            removed += layers[_removed(repetition)]
+            repetitions.append(Repetition(layers=name, start=start, period=period, removed=count))
+            cuts[name] = slice(start + 2 * period, start + (2 + count) * period)
+            removed += layers[cuts[name]]
     shared = {id(parameter): _alias(parameter) for parameter in model.parameters()}
     copied = copy.deepcopy(model, {**shared, **{id(layer): nn.Identity() for layer in removed}})
-    for repetition in repetitions:
-        del copied.get_submodule(repetition.layers)[_removed(repetition)]  # type: ignore[operator]
+    for name, cut in cuts.items():
+        del copied.get_submodule(name)[cut]  # type: ignore[operator]
     return copied, repetitions
 
 
@@ -74,24 +71,23 @@ def _alias(parameter: nn.Parameter) -> nn.Parameter:
     return alias
 
 
-def _removed(repetition: Repetition) -> slice:
-    """Return the places of the removed layers: all but the first two groups and the last two."""
-    first = repetition.start + 2 * repetition.period
-    return slice(first, first + repetition.removed * repetition.period)
+def _groups(structures: Sequence[object]) -> tuple[int, int, int]:
+    """Return the start of equal groups that reach to the last layer, the layers of a group, and how
+    many groups can be removed.
 
-
-def _groups(structures: Sequence[object]) -> tuple[int, int]:
-    """Return the first layer of equal groups that reach to the last one, and the layers of one.
-
-    The first layers may be unlike the others, such as dense ones before those with experts.
+    The first layers may be unlike the others, such as dense ones before those with experts, and
+    the first of a kind frees what the others share, such as a mask.  A layer of each kind remains
+    before the two groups that are compared, and one behind them.
     """
     count = len(structures)
     kinds = [structures.index(one) for one in structures]
-    for start in range(count):
-        for size in range(1, (count - start) // (TRACED + 1) + 1):
-            if kinds[start + size :] == kinds[start:-size]:
-                return start, size
-    return 0, count
+    equal = (
+        (start, size, (count - start - 1) // size - 2)
+        for start in range(1, count)
+        for size in range(1, (count - start - 1) // 3 + 1)
+        if kinds[start + size :] == kinds[start:-size] and {*kinds[start:]} <= {*kinds[:start]}
+    )
+    return max(equal, key=lambda groups: groups[1] * groups[2], default=(0, 1, 0))
 
 
 def _structure(layer: nn.Module) -> tuple[object, ...]:
@@ -114,8 +110,8 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
     Raises `UnequalLayers` if the two layers that are compared differ.
     """
     period = repetition.period
-    second_group = f"{repetition.layers}.{repetition.start + period}"
-    first = next(at for at, unit in enumerate(units) if unit.name == second_group)
+    first_name = f"{repetition.layers}.{repetition.start}"
+    first = next(at for at, unit in enumerate(units) if unit.name == first_name)
     last = first + 2 * period  # a layer, and what follows it
     group, following = units[first:last], units[last : last + 2 * period]
     saved = following[0].begun_bytes.minus(group[0].begun_bytes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,19 +61,6 @@ REAL_SAMPLES = (1, 2)
 """The same of steps that really compute, which take the time and memory of a step on the CPU."""
 
 
-def trace(workload: Workload, recipe: Recipe, **options: Any) -> Profile:
-    """Trace a step under autocast and, in 16 bits, another one with cast parameters.
-
-    The options are those of `traced`.  Raises the errors that the model or its loss raises in a
-    real step.
-    """
-    profile = traced(workload, recipe, **options)
-    assert profile is not None, "without casts an error is raised"
-    if recipe.precision == "fp32":
-        return profile
-    return replace(profile, native=traced(workload, recipe, casts=True, **options))
-
-
 def traced(
     workload: Workload,
     recipe: Recipe,
@@ -84,13 +70,14 @@ def traced(
     device_type: str = "cuda",
     activations: ActivationSharding = REPLICATED_ACTIVATIONS,
     flash: bool = False,
+    routed: bool = False,
 ) -> Profile | None:
     """Trace two steps of few samples each, on fake tensors, or really on the CPU if these fail.
 
     The steps are under autocast, or `casts` their parameters: None if the model refuses that.
     `model` is the workload's, if it is built already; it stays as it is.  `device_type` chooses the
-    kernels, `activations` the activations that tensor parallelism shards, and `flash` the library
-    FlashAttention for models of transformers.
+    kernels, `activations` the activations that tensor parallelism shards, `flash` the library
+    FlashAttention for models of transformers, `routed` experts that compute what is sent to them.
     """
     if model is None and workload.equal_blocks:
         model = build_on_meta(workload)
@@ -103,6 +90,7 @@ def traced(
         activations=activations,
         casts=AUTOCAST_DTYPES[recipe.precision] if casts else None,
         flash=flash,
+        routed=routed or flash,
     )
     with preserved_generators():
         try:
@@ -155,6 +143,7 @@ def _steps(
     casts: torch.dtype | None,
     fake: FakeTensorMode | None,
     flash: bool,
+    routed: bool,
     shortened: nn.Module | None = None,
 ) -> TwoSteps:
     """Trace a step of each number of samples, of a new model or of some layers of `shortened`."""
@@ -188,7 +177,6 @@ def _steps(
             cast_inputs(unit, casts)
         allow_mixed_dtype_batch_norm(model)
         widen_outputs(model)
-    experts = partial(routed_experts, model) if flash and fake else nullcontext
     flash = flash and fake is not None and getattr(model, "_supports_flash_attn", False)
     steps = []
     first, second = (min(count, workload.training_samples) for count in samples)
@@ -204,7 +192,8 @@ def _steps(
         limits = unpacked() if fake else at_their_limits(model)
         attention = flash_attention() if flash else nullcontext()
         rules = delta_rules(model) if fake else nullcontext()
-        with fake or nullcontext(), kernels, attention, rules, experts(), limits, step:
+        experts = routed_experts(model) if routed and fake else nullcontext()
+        with fake or nullcontext(), kernels, attention, rules, experts, limits, step:
             with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
                 share = share_of_step(loss, batch.step_weight, 1)

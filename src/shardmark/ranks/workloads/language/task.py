@@ -159,11 +159,17 @@ class Language(SampledTask[Samples, TokenBatch]):
             changed.append(not (logits is outputs[-1] or is_view or is_cast))
             return logits.sum()
 
-        handle = self._output_layer(model).register_forward_hook(
-            lambda _module, _inputs, output: outputs.append(output)
-        )
+        first, *others = self.blocks(model) or (model,)
+        of_first: list[Any] = []  # other blocks return the same: what they compute does not matter
+        for block in others:
+            block.forward = lambda *_, **__: of_first[-1]
+        hooked = ((self._output_layer(model), outputs), (first, of_first))
+        handles = [m.register_forward_hook(lambda *a, to=to: to.append(a[-1])) for m, to in hooked]
         flops_on_meta(model, summed)
-        handle.remove()
+        for handle in handles:
+            handle.remove()
+        for block in others:
+            del block.forward
         if any(changed):  # empty if the model looks at values: a run checks it
             raise self._changed_logits()
         self._output_layer_checked = True

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.nn.modules.module import register_module_forward_hook
 
 from shardmark.base.errors import InputError
 from shardmark.base.layout import Shard
 from shardmark.predict.memory import rank_memory
-from shardmark.predict.trace.trace import trace
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.workloads import build_workload, options
 from shardmark.ranks.workloads.base import BatchPlan, Workload
 from shardmark.ranks.workloads.model_building import build_on_meta
+from tests.unit.predict.made import trace
 from tests.unit.ranks.train.toy import recipe
 from tests.unit.ranks.workloads.test_adapters import QWEN3
 
@@ -73,7 +74,7 @@ def test_models_that_change_their_logits_are_refused(tmp_path: Path) -> None:
     configuration = {
         "model_type": "gemma2",
         "vocab_size": VOCABULARY,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": 3,
         "hidden_size": 32,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
@@ -90,6 +91,22 @@ def test_models_that_change_their_logits_are_refused(tmp_path: Path) -> None:
     assert build_on_meta(task(2)) is not None
     with pytest.raises(ValidationError, match="the output layer of"):
         task(2, model="tests.distributed.models:small")
+
+
+def test_what_follows_the_output_layer_is_checked_with_one_layer() -> None:
+    """A plan builds models of a hundred layers once for each variant."""
+    sizes = {"num_hidden_layers": 5, "hidden_size": 16, "intermediate_size": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    workload = task(2, model="hf:llama", model_options=sizes | heads)
+    computed: list[str] = []
+    handle = register_module_forward_hook(lambda module, *_: computed.append(type(module).__name__))
+    model = build_on_meta(workload)
+    handle.remove()
+    assert computed.count("LlamaMLP") == 1
+    assert model is not None
+    layers = [module for module in model.modules() if type(module).__name__ == "LlamaDecoderLayer"]
+    assert len(layers) == 5
+    assert not any("forward" in vars(layer) for layer in layers)
 
 
 def test_calls_from_other_threads_are_refused() -> None:
