@@ -34,7 +34,7 @@ WORTH_A_TRY = 0.02
 """Share of a rank's time from which a thing is taken away."""
 WRAPPERS = {"DistributedDataParallel", "fully_shard"}  # reduce gradients inside of passes
 WATCHED = 0.08
-"""Share of a step from which the script's own code is named, which cannot be taken away."""
+"""Share of a step from which own code and collectives are named, which cannot be taken away."""
 THIN = 0.25
 """Share of the rest of a step, for its messages alone, from which the link is thin."""
 BY_CHANCE = 3.0
@@ -311,7 +311,7 @@ def _own_collectives(samples: Samples) -> Iterable[Part]:
     """
     rank = min(samples.seen, key=lambda rank: rank["shares"].get("communication", 0.0))
     share = rank["shares"].get("communication", 0.0)
-    if share >= NOTEWORTHY and WRAPPERS & {*rank.get("wrappers", ())}:
+    if share >= WATCHED and WRAPPERS & {*rank.get("wrappers", ())}:
         seconds, place = _watched(samples, share, rank["looks"]), _place(rank, "communication")
         yield Part(kind="own_collectives", seconds=seconds, known_by="watched", place=place)
 
