@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 LATE_SECONDS = 0.2
 """Sleep of rank 1 in each step: rank 0 does not wait for it without peers."""
@@ -21,7 +22,10 @@ LATE_SECONDS = 0.2
 parser = argparse.ArgumentParser()
 for name in ("loads", "updates", "evaluates"):
     parser.add_argument(f"--{name}-at-most", type=int, default=10**6)
-for name in ("functions", "validates", "saves", "prints", "shows", "pin", "alone", "fsdp"):
+for name in (
+    *("functions", "validates", "saves", "prints", "shows", "pin", "alone", "fsdp"),
+    *("epochs", "stay"),
+):
     parser.add_argument(f"--{name}", action="store_true")
 options = parser.parse_args()
 dist.init_process_group("gloo")
@@ -68,10 +72,15 @@ def batches() -> Iterator[Tensor]:
     while True:
         if options.functions:
             yield get_batch()
+        elif options.epochs:
+            yield from short_epochs
         else:
             yield from DataLoader(Numbers(), 4)
 
 
+short_epochs = DataLoader(
+    Subset(Numbers(), range(8)), 4, num_workers=1, persistent_workers=options.stay
+)
 if options.pin:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
 model: nn.Module = nn.Sequential(nn.Linear(8, 8), Evaluated(8, 1))
@@ -81,6 +90,8 @@ for step, batch in enumerate(batches()):
     started = time.perf_counter()
     if rank and options.alone:
         time.sleep(LATE_SECONDS)
+    if options.epochs and step > 2 and not options.stay:
+        assert not multiprocessing.active_children(), "workers load what nobody reads"
     optimizer.zero_grad()
     trained(batch).mean().backward()
     if not rank and options.alone and step > 2:

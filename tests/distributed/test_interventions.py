@@ -38,6 +38,8 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
         "shown": "%look --shows",
         "same": f"%same_batch --loads-at-most {WARMUP_STEPS + 1}",
         "functions": f"%same_batch=get_batch --functions --loads-at-most {WARMUP_STEPS + 1}",
+        "epochs": "%same_batch --epochs",
+        "persistent": "%same_batch --epochs --stay",
         "rows": f"%rows_of=next --loads-at-most {WARMUP_STEPS + 1}",
         "update": f"%no_update --updates-at-most {WARMUP_STEPS}",
         "evaluation": f"%no_evaluation --evaluates-at-most {WARMUP_STEPS}",
@@ -62,7 +64,8 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
     shares = seen(trials["shown"], "Look")["shares"]
     assert shares["logging"] > shares.get("own_code", 0.0), "tensors become text"
     assert seen(trials["places"], "SwapPlaces") == {"swapped": True}
-    assert trials["peers"].ranks[0].samples == 4 * (STEPS - WARMUP_STEPS)
+    for name in ("peers", "epochs", "persistent"):
+        assert trials[name].ranks[0].samples == 4 * (STEPS - WARMUP_STEPS)
 
 
 def test_each_saving_makes_its_change_and_notes_the_line(

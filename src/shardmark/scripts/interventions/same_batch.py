@@ -13,7 +13,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from shardmark.scripts.interventions.base import Intervention, replace
 
@@ -45,6 +46,14 @@ class SameBatch(Intervention):
             counts.pop(id(iterator), None)
             original(iterator, loader)
 
+        def iterate(original: Callable[..., Any], loader: Any) -> Any:
+            if not self.begun or id(loader.dataset) not in self.again:
+                return original(loader)
+            alone = copy.copy(loader)
+            alone.num_workers = alone.timeout = 0  # workers would load what nobody reads
+            return _SingleProcessDataLoaderIter(alone)
+
+        replace(DataLoader, "__iter__", iterate)
         replace(_BaseDataLoaderIter, "__next__", batch)
         replace(_BaseDataLoaderIter, "__init__", start)
         if self.value:
@@ -119,12 +128,10 @@ def _decorate_functions(names: list[str], decorate: Callable[..., Any]) -> None:
                 node.decorator_list.append(ast.Name("__kept__", ast.Load()))
             return ast.fix_missing_locations(self.generic_visit(node))
 
-    def run_code(
-        original: Callable[..., Any], code: Any, globals_: dict[str, Any], *rest: Any
-    ) -> Any:
+    def run_code(original: Callable[..., Any], code: Any, scope: dict[str, Any], *rest: Any) -> Any:
         source = Path(code.co_filename).read_bytes()
         tree = Decorate().visit(ast.parse(source, code.co_filename))
-        globals_["__kept__"] = decorate
-        return original(compile(tree, code.co_filename, "exec"), globals_, *rest)
+        scope["__kept__"] = decorate
+        return original(compile(tree, code.co_filename, "exec"), scope, *rest)
 
     replace(runpy, "_run_code", run_code)

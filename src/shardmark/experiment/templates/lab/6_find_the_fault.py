@@ -14,9 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 lab.start()
 data = lab.Samples()
 sampler = DistributedSampler(
-    data,
-    num_replicas=dist.get_world_size(),
-    rank=int(os.environ.get("SLURM_PROCID", "0")),
+    data, num_replicas=dist.get_world_size(), rank=int(os.environ.get("SLURM_PROCID", "0"))
 )
 loader = DataLoader(data, lab.ROWS, sampler=sampler, collate_fn=lab.as_it_is)
 model = lab.with_ddp(lab.build_model())
