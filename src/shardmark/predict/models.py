@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +12,8 @@ from shardmark.base.errors import DataError, InputError, ShardmarkError
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Optimizer, Recipe, Weights
 from shardmark.base.traffic import stored_element_bytes
-from shardmark.predict.memory import RankMemory, computes_natively, rank_memory
+from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.memory import RankMemory, computes_natively, rank_memory, usable_bytes
 from shardmark.predict.profile import Profile
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import PRECISION_BYTES, Cell
@@ -184,13 +185,17 @@ class Models:
             profile, strategy, recipe, world_size, nodes=nodes, device_type=device_type
         )
 
-    def state_bytes(self, options: WorkloadOptions, recipe: Recipe) -> float:
-        """Bytes of a model's weights, and of gradients and two values of state of trained ones."""
-        width = 4 * PRECISION_BYTES[recipe.weights]
-        parameters = self._model(options, recipe)[1].parameters()
-        return sum(
-            p.numel() * (width if p.requires_grad else stored_element_bytes(p)) for p in parameters
-        )
+    def state_exceeds(self, cell: Trial, node: NodeType, nodes: int) -> bool:
+        """True if the model's state is larger than the memory of all devices."""
+        width = 4 * PRECISION_BYTES[cell.recipe.weights]  # weights, gradients, two values of state
+        with suppress(ShardmarkError):
+            parameters = self._model(cell.workload, cell.recipe)[1].parameters()
+            state_bytes = sum(
+                p.numel() * (width if p.requires_grad else stored_element_bytes(p))
+                for p in parameters
+            )
+            return state_bytes > node.node.devices * nodes * usable_bytes(node.card)
+        return False
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""

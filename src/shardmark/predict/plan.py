@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -178,17 +177,8 @@ class Prediction:
         """Tokens or samples that the recipe's steps train."""
         return None if self.steps is None else self.steps * self.step_work
 
-    @property
-    def hours(self) -> float | None:
-        """Duration of the recipe's steps, without evaluations and start."""
-        return self.hours_for()
-
-    @property
-    def dollars(self) -> float | None:
-        return self.dollars_for()
-
     def hours_for(self, work: float | None = None) -> float | None:
-        """Duration of so much work; None for that of the recipe."""
+        """Duration of so much work, or of the recipe's steps, without evaluations and start."""
         work, rate = work or self.work, self.work_per_second
         return work / rate / HOUR_SECONDS if work is not None and rate else None
 
@@ -436,7 +426,7 @@ def _plan_on(
     )
     cells = [planner.cell for planner in planners]
     assumed, may_recompute = request.assumed, _may_recompute(request)
-    large = may_recompute and planners[0].state_exceeds(node.node.devices * nodes[-1])
+    large = may_recompute and models.state_exceeds(cells[0], node, nodes[-1])
     rows = [] if large else [row for planner in planners for row in planner.rows(nodes)]
     recomputing = _recomputing(planners, rows, nodes) if may_recompute else None
     if recomputing is not None:
@@ -750,13 +740,6 @@ class Planner:
             if per_device is not None and row.time is not None:
                 row = replace(row, naive_samples_per_second=per_device * row.devices)
             yield row
-
-    def state_exceeds(self, devices: int) -> bool:
-        """True if shards of the model's state alone are larger than each device."""
-        with suppress(ShardmarkError):
-            state_bytes = self.models.state_bytes(self.cell.workload, self.cell.recipe)
-            return state_bytes > devices * usable_bytes(self.node.card)
-        return False
 
     def row_on(self, ranks: int) -> Prediction:
         """Return the row of some devices of one node."""

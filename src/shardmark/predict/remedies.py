@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -223,15 +223,26 @@ def remedies_of(
         room = smaller is not None and smaller.state_fit != "no"
         add(_enough([*on_device, *SMALLER_STATE] if room else SMALLER_STATE[1:], needs))
     recomputed = [] if cells[0].recipe.activation_checkpointing else [CHECKPOINTING]
-    for adapter in (LORA, QLORA):
-        alone = _enough([adapter], needs)
-        if alone and add(_enough([adapter, *recomputed], needs)):
-            break
+
+    def adapt(adapters: Iterable[Change]) -> None:
+        """Add adapters up to the first that is enough."""
+        for adapter in adapters:
+            if _enough([adapter], needs) and add(_enough([adapter, *recomputed], needs)):
+                break
+
+    # Adapters whose frozen weights alone are too large are traced only if nothing else is enough.
+    adapters = () if cells[0].recipe.cpu_offload else (LORA, QLORA)
+    states = ((one, one.applied(cells[0])) for one in adapters)
+    too_large = [one for one, cell in states if models.state_exceeds(cell, node, nodes)]
+    adapt(adapter for adapter in (LORA, QLORA) if adapter not in too_large)
+    larger = sizes
     if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
-        sizes = replace(sizes, cells=_compared(cells[0], 2 * ranks))
-    more = (_more_nodes(sizes, nodes, _combined(changes)) for changes in ([], helpful))
+        larger = replace(sizes, cells=_compared(cells[0], 2 * ranks))
+    more = (_more_nodes(larger, nodes, _combined(changes)) for changes in ([], helpful))
     if (remedy := next(filter(None, more), None)) is not None:
         remedies.append(remedy)
+    if not any(remedy.fit == "yes" for remedy in remedies):
+        adapt(too_large)
     fitting = [remedy for remedy in remedies if remedy.fit == "yes"]
     return tuple(fitting or sorted(remedies, key=lambda remedy: remedy.device_bytes)[:MOST])
 

@@ -10,6 +10,7 @@ from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
+from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.models import Models, Steps
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.ranks.trial import Trial
@@ -66,8 +67,8 @@ class MadeModels(Models):
     ) -> Profile:
         return self._made
 
-    def state_bytes(self, options: WorkloadOptions, recipe: Recipe) -> float:  # noqa: ARG002
-        return 0.0
+    def state_exceeds(self, cell: Trial, node: NodeType, nodes: int) -> bool:  # noqa: ARG002
+        return False
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """64 layers, each of which can be divided by 64."""

@@ -170,11 +170,16 @@ def test_costs_follow_from_the_price_of_a_card() -> None:
     bound = present(row.time).bound
     assert bound in {"compute", "host", "communication"}
     answer = " ".join(render_plan(plan, Format.TEXT, 80).split())
-    assert f" samples/s, {bound}-bound; {number(present(row.dollars), digits=2)} dollars" in answer
+    assert (
+        f" samples/s, {bound}-bound; {number(present(row.dollars_for()), digits=2)} dollars"
+        in answer
+    )
     assert row.steps == 4 * (50_000 // 512)
-    assert row.dollars == pytest.approx(2.0 * 8 * row.steps * present(row.step_seconds) / 3600)
+    assert row.dollars_for() == pytest.approx(
+        2.0 * 8 * row.steps * present(row.step_seconds) / 3600
+    )
     (unknown,) = planned(of, models=MadeModels(samples=None)).rows
-    assert unknown.hours is None
+    assert unknown.hours_for() is None
 
 
 def test_unequal_work_is_compared_by_its_rate() -> None:
@@ -183,7 +188,7 @@ def test_unequal_work_is_compared_by_its_rate() -> None:
     plan = planned(of, "dgx-h100", nodes="1,2", prices_per_hour=(2.0,))
     one, two = plan.rows
     assert (one.work, two.work) == (1000 * 512, 1000 * 1024)
-    assert one.dollars_for(1e6) == pytest.approx((one.dollars or 0) / 0.512)
+    assert one.dollars_for(1e6) == pytest.approx((one.dollars_for() or 0) / 0.512)
     cheapest = next(best for best in plan.best if best.question == "cost")
     assert (plan.work, cheapest.row) == (1e6, one)
     assert "for 1 M samples" in text_of(cheapest, plan)
@@ -520,6 +525,28 @@ def test_experts_are_counted_in_full_and_for_a_token() -> None:
     )
     alone = render_plan(planned(experiment(["single"]), on="1xh100", models=made), Format.TEXT, 80)
     assert "Expert parallelism" not in alone
+
+
+@pytest.mark.parametrize(("million_parameters", "asked"), [(60_000.0, False), (1e9, True)])
+def test_adapters_whose_weights_are_too_large_are_traced_if_nothing_else_is_enough(
+    million_parameters: float, asked: bool
+) -> None:
+    """60 billion parameters fit on more cards, a thousand times as many on none."""
+    adapters: list[object] = []
+
+    class TooLarge(MadeModels):
+        def profile(self, options: Any, *rest: Any, **others: Any) -> Profile:
+            adapters.append(getattr(options, "adapter", None))
+            return super().profile(options, *rest, **others)
+
+        def state_exceeds(self, *_: Any, **__: Any) -> bool:
+            return True
+
+    models = TooLarge(made_profile(million_parameters=million_parameters))
+    plan = make_plan(about("hf:Qwen/Qwen3-32B"), models)
+    assert not plan.answered
+    assert any(adapters) == asked
+    assert any(remedy.fit == "yes" for remedy in plan.remedies) != asked
 
 
 def test_programs_with_grouped_products_route_tokens_to_experts() -> None:

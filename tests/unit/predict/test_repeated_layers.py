@@ -152,25 +152,29 @@ def test_activations_of_tensor_parallelism_are_those_of_all_layers(
     assert nameless(short) == nameless(full)
 
 
-@pytest.mark.parametrize(
-    ("precision", "software"), [("bf16", "flash"), ("fp16", "routed"), ("fp32", "routed")]
-)
-def test_experts_of_llama_4_compute_the_tokens_sent_to_them(
-    precision: str, software: str, tmp_path: Path
-) -> None:
-    """The 8 experts of transformers, of 3 matrices each, compute all tokens."""
+def llama_4(folder: Path, **fields: Any) -> Workload:
+    """A task with 4 layers of 8 experts, of 3 matrices each."""
     sizes = {
         **{"hidden_size": 32, "intermediate_size": 64, "intermediate_size_mlp": 64},
         **{"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2},
         **{"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 1},
         **{"interleave_moe_layer_step": 1, "vocab_size": 300},
     }
-    file = tmp_path / "config.json"
+    file = folder / "config.json"
     file.write_text(json.dumps({"model_type": "llama4_text", **sizes}))
     chosen = {"name": "language", "model": f"hf:{file}", "dataset": "random"}
-    workload = build_workload(options(chosen | {"sequence_length": 32}), 0)
-    recipe = Recipe.model_validate({"per_rank_batch": 4, "steps": 1, "precision": precision})
+    return build_workload(options(chosen | {"sequence_length": 32} | fields), 0)
 
+
+@pytest.mark.parametrize(
+    ("precision", "software"), [("bf16", "flash"), ("fp16", "routed"), ("fp32", "routed")]
+)
+def test_experts_of_llama_4_compute_the_tokens_sent_to_them(
+    precision: str, software: str, tmp_path: Path
+) -> None:
+    """The experts of transformers compute all tokens."""
+    workload = llama_4(tmp_path)
+    recipe = Recipe.model_validate({"per_rank_batch": 4, "steps": 1, "precision": precision})
     routed, computed = (
         sum(
             operation.flops.per_sample
@@ -181,3 +185,14 @@ def test_experts_of_llama_4_compute_the_tokens_sent_to_them(
         for chosen_software in ({software: True}, {})
     )
     assert computed - routed == pytest.approx(4 * 32 * (8 - 1) * 2 * 3 * 32 * 64)
+
+
+def test_routers_are_no_linear_layers_in_4_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They return two tensors; real steps, which would hide a failure, are refused."""
+    monkeypatch.setattr("shardmark.predict.trace.trace.REAL_PARAMETERS", 0)
+    workload = llama_4(tmp_path, adapter={"base": "nf4", "rank": 4})
+    recipe = Recipe(per_rank_batch=4, steps=1, precision="bf16", activation_checkpointing=True)
+    profile = trace(workload, recipe, flash=True)
+    assert 0.5 < profile.size.frozen_element_bytes < 1.5

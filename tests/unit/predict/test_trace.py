@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.autograd.profiler import profile
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -321,6 +322,14 @@ def test_real_steps_are_of_few_samples_unless_a_batch_norm_refuses_one() -> None
     traced(LooksAtValues)
     traced(Normalises)
     assert sizes == [1, 4, 8]
+
+
+def test_large_models_take_no_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would fill the memory of the machine that plans."""
+    monkeypatch.setattr("shardmark.predict.trace.trace.REAL_PARAMETERS", 0)
+    workload = ToyWorkload(LooksAtValues)
+    with pytest.raises(DataDependentOutputException):
+        trace(workload, recipe(), model=workload.build_model())
 
 
 def test_products_are_counted_once_forward_and_twice_backward() -> None:

@@ -55,7 +55,7 @@ def shortened_copy(
         start, period, count = _groups([*map(_structure, layers)])
         if count > 0:
             repetitions.append(Repetition(layers=name, start=start, period=period, removed=count))
-            cuts[name] = slice(start + 2 * period, start + (2 + count) * period)
+            cuts[name] = slice(start + period, start + (1 + count) * period)
             removed += layers[cuts[name]]
     shared = {id(parameter): _alias(parameter) for parameter in model.parameters()}
     copied = copy.deepcopy(model, {**shared, **{id(layer): nn.Identity() for layer in removed}})

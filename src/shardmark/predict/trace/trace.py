@@ -59,6 +59,8 @@ SAMPLES = (4, 8)
 """Samples of the two traced steps.  Other sizes are extrapolated linearly."""
 REAL_SAMPLES = (1, 2)
 """The same of steps that really compute, which take the time and memory of a step on the CPU."""
+REAL_PARAMETERS = 10**9
+"""Largest model whose steps really compute: with its gradients it takes 8 GB."""
 
 
 def traced(
@@ -126,6 +128,8 @@ def _on_any_tensors(
         with quiet():
             return on_fake_tensors()
     except Exception as error:  # its shapes depend on values, for example
+        if built is not None and sum(p.numel() for p in built.parameters()) > REAL_PARAMETERS:
+            raise
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
     try:
         return steps(REAL_SAMPLES, fake=None)

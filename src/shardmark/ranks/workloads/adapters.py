@@ -82,10 +82,10 @@ def _cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _bases(blocks: Sequence[nn.Module]) -> list[nn.Linear]:
-    """Frozen linear layers in the blocks, with or without matrices beside them."""
+    """Frozen linear layers in the blocks; no routers, which return more than a product."""
     modules = {module: None for block in blocks for module in block.modules()}
-    linear = [module for module in modules if isinstance(module, nn.Linear)]
-    return [layer for layer in linear if not layer.weight.requires_grad]
+    linear = [m for m in modules if isinstance(m, nn.Linear) and not m.weight.requires_grad]
+    return [layer for layer in linear if type(layer).forward is nn.Linear.forward]
 
 
 def _stacks(module: nn.Module) -> dict[str, nn.Parameter]:
