@@ -190,10 +190,8 @@ class Models:
         width = 4 * PRECISION_BYTES[cell.recipe.weights]  # weights, gradients, two values of state
         with suppress(ShardmarkError):
             parameters = self._model(cell.workload, cell.recipe)[1].parameters()
-            state_bytes = sum(
-                p.numel() * (width if p.requires_grad else stored_element_bytes(p))
-                for p in parameters
-            )
+            sizes = ((p.numel(), p.requires_grad, stored_element_bytes(p)) for p in parameters)
+            state_bytes = sum(n * (width if trained else size) for n, trained, size in sizes)
             return state_bytes > node.node.devices * nodes * usable_bytes(node.card)
         return False
 

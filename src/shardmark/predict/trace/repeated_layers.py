@@ -110,8 +110,7 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
     Raises `UnequalLayers` if the two layers that are compared differ.
     """
     period = repetition.period
-    first_name = f"{repetition.layers}.{repetition.start}"
-    first = next(at for at, unit in enumerate(units) if unit.name == first_name)
+    first = [unit.name for unit in units].index(f"{repetition.layers}.{repetition.start}")
     last = first + 2 * period  # a layer, and what follows it
     group, following = units[first:last], units[last : last + 2 * period]
     saved = following[0].begun_bytes.minus(group[0].begun_bytes)
