@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,36 +43,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-_MOVED = {
-    f"{__name__}.{old}": f"{__name__}.{new}"
-    for old, new in {
-        "core": "base",
-        "strategies": "ranks.strategies",
-        "workloads": "ranks.workloads",
-    }.items()
-}
-"""Old name -> name of the packages that strategies and workloads of others import."""
-
-
-class _MovedModules(Loader):
-    """Imports modules by the names that they had up to version 0.2."""
-
-    def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        for old, new in _MOVED.items():
-            if f"{name}.".startswith(f"{old}."):
-                return ModuleSpec(name, self, origin=new + name[len(old) :])
-        return None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(str(spec.origin))
-        spec.loader_state = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Do not run the module again; it keeps the name under which it was found."""
-        module.__spec__ = module.__spec__ and module.__spec__.loader_state
-
-
-sys.meta_path.insert(0, _MovedModules())  # before the finder that would load a file twice

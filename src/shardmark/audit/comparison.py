@@ -507,7 +507,7 @@ def update_check(records: Records, replay: Record, *, steps: int = 1) -> Check:
         gradient = np.abs(gradients[name][: len(expected)])
         counts = gradient > 0.01 * np.sqrt(np.mean(gradient**2))
         difference = float(np.linalg.norm((update - expected)[counts])) / max(size, TINY)
-        if difference > worst:
+        if difference >= worst:
             worst, location = difference, name
     spread = MARGIN * relative(*aligned(disturbed, single))
     allowed = max(UPDATE if steps == 1 else LATER, 4 * records.floor, min(spread, BLIND))

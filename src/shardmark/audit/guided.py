@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,14 @@ class GuidedObserver(ReplayObserver):
         self._share = rank % max(1, ranks // recorded), max(1, ranks // recorded)
         first = rank * many if ranks <= recorded else rank // self._share[1]
         super().__init__(replace(plan, order=tuple(range(first, first + many))))
+        self._divides_itself = False
+        """True if the script makes micro-batches of a loader's batch."""
         self._outside_by_shape: dict[torch.Size, list[Tensor]] = {}
         for draw in self._ranks[0].draws:
             self._outside_by_shape.setdefault(draw.value.shape, []).append(draw.value)
 
     def _set_weights(self, module: nn.Module) -> None:
+        self.record.unmatched.clear()  # draws until now made weights and data, which are A's
         named = {plain_name(name): p for name, p in module.named_parameters()}
         values = dict(zip(self._first.names, self._first_weights, strict=True))
         pairs = [(named[n], values[other]) for n, other in self.plan.pairs.items() if n in named]
@@ -51,19 +54,46 @@ class GuidedObserver(ReplayObserver):
     def _substitutes(
         self, recorded: Iterator[Any], iterate: Callable[[], Iterator[Any]]
     ) -> Iterator[Any]:
-        regrouped = self._regrouped(recorded)
+        regrouped: Iterator[Any] | None = None
         for scripts_batch in iterate():
+            regrouped = regrouped or self._regrouped(recorded, _rows(scripts_batch))
             batch = next(regrouped, None)
             fitting = None if batch is None else fitted(scripts_batch, batch)
             self.record.fed += fitting is not None
             yield scripts_batch if fitting is None else fitting
 
-    def _regrouped(self, batches: Iterator[Any]) -> Iterator[Any]:
-        index, count = self._share
-        while parts := list(islice(batches, self.plan.merged)):
+    def _regrouped(self, batches: Iterator[Any], rows: int) -> Iterator[Any]:
+        """This rank's batches; a script may divide its loader's batches itself."""
+        (index, count), first = self._share, list(islice(batches, 1))
+        self._divides_itself = bool(first) and 0 < count * rows == _rows(first[0])
+        merged, pieces = self.plan.merged, self.plan.divided
+        merged, pieces = (1, 1) if self._divides_itself else (merged, pieces)
+        batches = chain(first, batches)
+        while parts := list(islice(batches, merged)):
             batch = parts[0] if len(parts) == 1 else joined(parts)
-            for piece in divided(batch, self.plan.divided):
+            for piece in divided(batch, pieces):
                 yield divided(piece, count)[index]
+
+    def _inside(self, forward: int, number: int, place: str, value: Tensor) -> Tensor | None:
+        """Draws of A's forward passes for the rows that this forward pass has."""
+        if self.plan.interleaved:
+            return super()._inside(forward, number, place, value)
+        (index, count), merged = self._share, self.plan.merged
+        calls = max(1, sum((f.step, f.micro) == (0, 0) for f in self._first.forwards))
+        part, piece = divmod(forward // calls, self.plan.divided)
+        passes = [(part * merged + n) * calls + forward % calls for n in range(merged)]
+        drawn = [rank.forward_draws.get(n, [])[number:][:1] for n in passes for rank in self._ranks]
+        if not all(drawn):
+            self.record.unmatched.append(place)
+            return None
+        parts = [draw for (draw,) in drawn]
+        rows, pieces = sum(len(p) for p in parts if p.dim()), self.plan.divided * count
+        if pieces > 1 and value.dim() and rows == pieces * len(value):
+            number = index * self.plan.divided + piece
+            number = number if self._divides_itself else piece * count + index
+            all_rows = [row for p in parts for row in p.chunk(len(p))]
+            parts = all_rows[number * len(value) : (number + 1) * len(value)]
+        return self._together(parts, len(parts), place, value, False)
 
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
         """Draws in the order of the recorded ones of that shape: places are of another script."""
@@ -83,6 +113,10 @@ def divided(batch: Any, count: int) -> list[Any]:
         leaf.chunk(count) if is_tensor(leaf) and leaf.dim() else [leaf] * count for leaf in leaves
     ]
     return [pytree.tree_unflatten(list(part), spec) for part in zip(*chunks, strict=True)]
+
+
+def _rows(batch: Any) -> int:
+    return next((len(leaf) for leaf in _flat(batch)[0] if is_tensor(leaf) and leaf.dim()), 0)
 
 
 def fitted(batch: Any, other: Any) -> Any | None:

@@ -165,6 +165,10 @@ def _judged(
     sides = f"{_side(match.b, scripts.b)} against {_side(match.a, scripts.a)}"
     if deviation and explaining:
         answer = f"B does not train what A trains: {deviation}, because {ordered[0].reason}"
+    elif failing is not None and (draws := scripts.b[0].unmatched):
+        hint = "" if match.b.recording.deterministic else "; audit it with --deterministic"
+        reason = f"B cannot repeat A's random numbers ({draws[0]}){hint}"
+        return match.b.untold(reason, scripts.b, method=METHOD)
     elif failing is not None:
         place = f" ({failing.where})" if failing.where else ""
         answer = f"B does not train what A trains: {deviation}{place}; no cause could be shown"
@@ -199,20 +203,13 @@ def _judged(
 
 def _same(scripts: differences.Scripts, checks: Sequence[Check], sides: str) -> str:
     """Answer for scripts without a difference, with the limits of the comparison."""
-    largest = max(
-        (c.found for c in checks if isinstance(c.found, float) and np.isfinite(c.found)),
-        default=0.0,
-    )
-    answer = (
-        f"B trains what A trains ({sides}, {counted(scripts.steps, 'step')}, largest deviation "
-        f"{largest:.1g})"
-    )
+    deviations = [c.found for c in checks if isinstance(c.found, float) and np.isfinite(c.found)]
+    largest, steps = max(deviations, default=0.0), counted(scripts.steps, "step")
+    answer = f"B trains what A trains ({sides}, {steps}, largest deviation {largest:.1g})"
     if scripts.records.epsilon > COARSE:
         answer += f"; in 16 bits, less than {scripts.records.floor:.1g} would not be seen"
-    unrepeated = [
-        *([] if scripts.repeats_start else ["initial weights"]),
-        *([] if scripts.repeats_samples(0) else ["samples"]),
-    ]
+    unrepeated = ["initial weights"] * (not scripts.repeats_start)
+    unrepeated += ["samples"] * (not scripts.repeats_samples(0))
     if unrepeated:
         answer += (
             f", from one start of A: each start draws other {' and '.join(unrepeated)}, so "

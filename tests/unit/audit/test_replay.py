@@ -6,10 +6,12 @@ import atexit
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from shardmark.audit.guided import GuidedObserver
 from shardmark.audit.replay import ReplayObserver, padded_draws
 from shardmark.scripts.record import START, Draw, Record, Step
 from shardmark.scripts.recording import Plan, rank_file
@@ -59,3 +61,75 @@ def test_a_replayed_step_has_the_learning_rate_of_rank_0(replay: ReplayObserver)
     replay.after_step(optimizer)
     assert group["lr"] == 0.1
     assert replay.record.steps[0].rates == [0.1]
+
+
+ROWS = torch.arange(8.0).reshape(4, 2)
+"""Draws of a forward pass for four rows."""
+
+
+def guided(folder: Path, a: list[list[torch.Tensor]], **plan: int) -> GuidedObserver:
+    """An observer of a rank of B; each rank of A drew once in each of its forward passes."""
+    recorded = str(folder / "recorded")
+    for number, of_rank in enumerate(a):
+        draws = {n: [value] for n, value in enumerate(of_rank)}
+        record = Record(rank=number, ranks=len(a), forward_draws=draws)
+        record.save(file := rank_file(recorded, number))
+        torch.save([], file.with_suffix(START))
+    plan_of_b: Any = {"directory": str(folder), "recorded": recorded, "steps": 9, **plan}
+    observer = GuidedObserver(Plan(**plan_of_b))
+    atexit.unregister(observer.write)
+    return observer
+
+
+@pytest.mark.parametrize(
+    ("a", "plan", "drawn"),
+    [
+        ([[ROWS]], {"divided": 2}, [[ROWS[:2], ROWS[2:]]]),
+        ([[ROWS]], {"divided": 2}, [[ROWS[:1], ROWS[2:3]], [ROWS[1:2], ROWS[3:]]]),
+        ([[ROWS[:2], ROWS[2:]]], {"merged": 2}, [[ROWS]]),
+        ([[ROWS[:2]], [ROWS[2:]]], {"divided": 4}, [[row[None] for row in ROWS]]),
+        ([[ROWS[:, :1]], [ROWS]], {"divided": 2}, [[ROWS * torch.tensor([1, 0]), ROWS]]),
+        ([[ROWS[0]]], {"divided": 2}, [[ROWS[0], ROWS[0]]]),  # these draws have no rows
+        ([[ROWS, ROWS + 8]], {}, [[ROWS, ROWS + 8]]),
+        ([[ROWS]], {"divided": 3}, [[None, None, None]]),
+    ],
+)
+def test_draws_in_the_model_follow_the_rows_of_the_micro_batches(
+    a: list[list[torch.Tensor]],
+    plan: dict[str, int],
+    drawn: list[list[torch.Tensor | None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(len(drawn)))
+    for rank, of_rank in enumerate(drawn):
+        monkeypatch.setenv("RANK", str(rank))
+        observer = guided(tmp_path, a, **plan)
+        for forward, value in enumerate(of_rank):
+            asked = torch.zeros(3, 2) if value is None else torch.zeros_like(value)
+            found = observer._inside(forward, 0, "train.py:7", asked)
+            assert (found is None) == (value is None)
+            assert value is None or torch.equal(present(found), value)
+        assert bool(observer.record.unmatched) == (of_rank[0] is None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "batches", "drawn"),
+    [(2, [ROWS[:2]], [ROWS[:1], ROWS[1:2]]), (1, [ROWS[:1], ROWS[2:3]], [ROWS[:1], ROWS[2:3]])],
+    ids=["in its loop", "by its loader"],
+)
+def test_batches_are_divided_where_the_script_does_not_do_so(
+    rows: int,
+    batches: list[torch.Tensor],
+    drawn: list[torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two ranks get a batch of four rows of one rank, and take two micro-batches of it."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    observer = guided(tmp_path, [[ROWS]], divided=2)
+    found = list(observer._regrouped(iter([ROWS]), rows))
+    assert list(map(torch.Tensor.tolist, found)) == list(map(torch.Tensor.tolist, batches))
+    for forward, value in enumerate(drawn):
+        assert torch.equal(present(observer._inside(forward, 0, "", torch.zeros(1, 2))), value)

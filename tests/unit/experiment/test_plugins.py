@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -153,23 +152,3 @@ assert "outside" not in sys.modules
 """
     path = os.pathsep.join([str(installed), *sys.path])
     subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, check=True)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("strategies.base", "ranks.strategies.base"),
-        ("workloads.options", "ranks.workloads.options"),
-        ("core.recipe", "base.recipe"),
-    ],
-)
-def test_a_plug_in_imports_the_modules_of_today_by_their_names_of_before(
-    old: str, new: str
-) -> None:
-    assert import_module(f"shardmark.{old}") is import_module(f"shardmark.{new}")
-    assert import_module(f"shardmark.{new}").__spec__.name == f"shardmark.{new}"  # type: ignore[union-attr]
-
-
-def test_a_module_that_never_existed_is_not_found() -> None:
-    with pytest.raises(ModuleNotFoundError, match="nothing"):
-        import_module("shardmark.strategies.nothing")

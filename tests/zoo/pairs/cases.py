@@ -32,7 +32,8 @@ PAIRS = (
     _of("optimizer by foreach", "loop.py --foreach", "loop.py --strategy fsdp --fused"),
     _of("loss written by hand", "loop.py --padded", "loop.py --padded --own-loss"),
     _of("workers of the loader", "loop.py", "loop.py --workers 2"),
-    _of("micro-batches", "loop.py --dropout 0", "loop.py --dropout 0 --accumulate 4"),
+    _of("micro-batches", "loop.py", "loop.py --accumulate 4"),
+    _of("micro-batches of a loaded batch", "loop.py", "loop.py --split 4"),
     _of(
         "micro-batches of FSDP",
         "loop.py --accumulate 4",
@@ -51,8 +52,8 @@ PAIRS = (
     _of("resumed", "loop.py", "loop.py --resume-after 1"),
     Pair(
         name="one rank and two",
-        a="loop.py --strategy none --batch 32 --dropout 0",
-        b="loop.py --dropout 0",
+        a="loop.py --strategy none --batch 32",
+        b="loop.py",
         ranks=(1, 2),
     ),
     Pair(

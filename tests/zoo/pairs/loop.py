@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     for name, value in {
         "batch": 16, "accumulate": 1, "seed": 0, "start-seed": 0, "workers": 0, "bucket-mb": 25.0,
         "eps": 1e-8, "beta": 0.9, "dampening": 0.0, "dropout": 0.1, "smoothing": 0.0,
-        "auxiliary": 0.0, "clip": 0.0, "warmup": 0, "warmup-step": 1, "resume-after": 0,
+        "auxiliary": 0.0, "clip": 0.0, "warmup": 0, "warmup-step": 1, "resume-after": 0, "split": 1,
     }.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=type(value), default=value)
     for switch in (
@@ -196,11 +196,13 @@ def backward(
     window: list[tuple[Tensor, Tensor]],
 ) -> None:
     """Add up the gradients of a step's micro-batches."""
+    chunks = [[tensor.chunk(args.split) for tensor in batch] for batch in window]
+    window = [pair for batch in chunks for pair in zip(*batch, strict=True)]
     count = sum(int((targets >= 0).sum()) for _, targets in window)
     for inputs, targets in window:
         loss = loss_of(args, forward(inputs), targets)
         if args.micro_means or not args.padded:
-            share = 1 / (len(window) if args.by_ranks else args.accumulate)
+            share = 1 / (len(window) if args.by_ranks else args.accumulate * args.split)
         else:
             share = int((targets >= 0).sum()) / count
         if args.auxiliary:
