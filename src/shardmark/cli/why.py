@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import time
 from pathlib import Path
@@ -60,6 +61,8 @@ def explain_step(
     parsed = measured_command(command)
     words = ["python", *parsed.script] if parsed.script[0] == "-m" else [*parsed.script]
     numbers = [parsed.ranks or 1] if ranks is None else numbers_of_ranks(ranks)
+    if len(numbers) > 1:  # as in `time`, so that steps of one and of more ranks compare
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     longest = f"{10 * len(numbers)}m" if budget is None else budget
     ends_at = time.monotonic() + parse_seconds(longest, "--budget")
     explanations, documents = [], []

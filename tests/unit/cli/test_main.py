@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,7 +190,11 @@ def test_numbers_of_ranks_share_the_budget_of_why(
     took = iter(shares if not budget else [10, 90, 1])
     given = []
 
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    monkeypatch.delenv("OMP_NUM_THREADS")
+
     def explain(*_: Any, budget_seconds: float, **__: Any) -> Any:
+        assert os.environ["OMP_NUM_THREADS"] == "1", "the only rank has no more threads than others"
         given.append(budget_seconds)
         clock[0] += next(took)
         return explanation_of(samples({PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}), ["no_peers"])

@@ -419,6 +419,6 @@ def _notes(samples: Samples) -> Iterable[str]:
     every = [s for by_round in samples.by_variant.values() for s in by_round.values()]
     disturbed = [s.result.disturbed for s in every if s.result.disturbed]
     if disturbed:
-        yield f"{len(disturbed)} of {len(every)} trials disturbed: {disturbed[0]}"
+        yield f"{len(disturbed)} of {len(every)} trials disturbed, the first: {disturbed[0]}"
     if (count := len(samples.trials(PLAIN))) <= FEW_ROUNDS:
         yield f"{counted(count, 'round')} only: the budget is used up"

@@ -189,7 +189,7 @@ def test_slow_steps_have_one_line_in_the_notes() -> None:
     assert worst.text.startswith("5 of 100 steps took over 2 times the median")
     unstable = [note.text for note in notes_of(comparison) if note.kind is NoteKind.UNSTABLE]
     assert len(unstable) == 2
-    assert unstable[0].startswith(f"Unstable: {worst.place}: {worst.text} (2 more)")
+    assert unstable[0].startswith(f"Unstable: {worst.place}: {worst.text} (2 more such signs)")
     assert unstable[0].endswith(f"{worst.remedy}.")
 
 
@@ -232,6 +232,11 @@ def cpu(others_cores: float, **counters: float) -> Callable[[float], dict[str, A
     [
         (cpu(1.6), Kind.OTHER_PROCESSES, "other programs used 40 % of the CPU"),
         (cpu(0.92, cpu_pressure_seconds=0.4), Kind.OTHER_PROCESSES, "used 23 % of the CPU"),
+        (
+            lambda at: cpu(1.6)(at) | ({"ranks": []} if at > 13.6 else {}),  # its ranks ended
+            Kind.OTHER_PROCESSES,
+            "other programs used 40 % of the CPU",
+        ),
         (cpu(0.0, memory_pressure_seconds=0.3), Kind.MEMORY_PRESSURE, "30 % of the time"),
         (cpu(0.0, throttled_seconds=0.5), Kind.SLOWED_DEVICE, "heat slowed the CPU down"),
     ],

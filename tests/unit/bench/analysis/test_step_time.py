@@ -115,7 +115,8 @@ def test_what_the_repeats_leave_open_is_named(tmp_path: Path) -> None:
     metrics = SPANS | {"exposed_communication_seconds": 0.0}
     made = Cell(strategy="ddp", world_size=2, rates=(100.0, 50.0, 140.0), metrics=metrics)
     notes = present(parts_table(compared(tmp_path, [made]))).notes
-    assert notes == (f"Computing holds what these repeats do not decide: {NAMES['slow_steps']}.",)
+    left_open = f"these repeats do not decide: {NAMES['slow_steps']}"
+    assert notes == (f"Computing includes what {left_open}.",)
 
 
 @pytest.mark.parametrize(("phase", "known"), [("backward", True), ("update", False)])
@@ -179,7 +180,7 @@ def test_a_comparison_has_the_words_of_why(tmp_path: Path) -> None:
     assert "Where a step's time goes" in text
     (line,) = (row for row in text.splitlines() if row.startswith("ddp") and "50.0" in row)
     assert line.split()[2:] == ["400", "±0", "250", "50.0", "±0", "100", "±0"]
-    assert f"Computing holds what was not measured: {NAMES['communication']}." in text
+    assert f"Computing includes what was not measured: {NAMES['communication']}." in text
     rows = json.loads(overview_json(comparison))["rows"]
     step = next(row["step"] for row in rows if row["strategy"] == "ddp")
     assert step["computing_seconds"] == pytest.approx(0.25)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardmark.base.results.schema import CollectiveRecord
+from shardmark.base.statistics.intervals import Estimate
+from shardmark.bench.analysis.parts import Part
 from shardmark.bench.analysis.taken_away import (
     ALL,
     EQUAL_ROWS,
@@ -228,8 +231,9 @@ def test_communication_is_lost_if_the_link_is_thin_or_too_much_is_reduced(
         assert "2 collectives, 0.004 MB, for which the link alone would take 4 ms" in "\n".join(
             lines_of(explanation)
         )
-        title, *_, row = scaling_lines([explanation])
+        title, *_, row, _, note = scaling_lines([explanation])
         assert ("_" in title, row.split()[-2:]) == (False, ["15.0", "±0"])
+        assert "`shardmark time` has the speed-up" in note
         (drawn,) = parts_by_ranks([explanation])
         bars = {series.name: series.y for series in drawn.panels[0].series}
         assert bars == {"computing": pytest.approx((85.2,), rel=1e-3), "communication": (15.0,)}
@@ -274,7 +278,7 @@ def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
     quiet = {PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}
     found = explanation_of(samples(quiet), ["no_peers"])
     assert not found.parts
-    assert "Nothing is lost of 100 ms" in answer_of(found)
+    assert "Of 100 ms a step, nothing is lost" in answer_of(found)
     assert lines_of(found)[2:] == ["  100 ms  computing"]
     noisy = samples(quiet)
     noisy.by_variant["no_peers"][0] = sample(0.060, 0.1, 0.1)
@@ -284,9 +288,26 @@ def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
     assert "  100 ms  computing, with what is not decided" in lines_of(found)
 
 
+@pytest.mark.parametrize(("seconds", "more"), [(0.04, True), (0.06, False)])
+def test_steps_that_scale_better_than_possible_are_doubted(seconds: float, more: bool) -> None:
+    """Numbers of ranks are measured one after another, and other programs come and go."""
+    one, two = (
+        explanation_of(samples({PLAIN: (s,), "no_peers": (s, s, s)}), ["no_peers"])
+        for s in (0.1, seconds)
+    )
+    text = " ".join(scaling_lines([replace(one, ranks=1), replace(two, ranks=2)]))
+    assert ("More ranks gain more than is possible" in text) == more
+
+
+def test_a_part_of_less_than_nothing_is_none() -> None:
+    part = Part(kind="input", seconds=Estimate(value=-1.65e-8, low=-0.02, high=0.0127, n=9))
+    quiet = explanation_of(samples({PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}), ["no_peers"])
+    assert "waiting for input (0 ms (0 to 12.7))" in answer_of(replace(quiet, undecided=(part,)))
+
+
 def test_a_step_of_seconds_has_no_exponent() -> None:
     found = explanation_of(samples({PLAIN: (1.5,), "no_peers": (1.5, 1.5, 1.5)}), ["no_peers"])
-    assert "Nothing is lost of 1500 ms a step" in answer_of(found)
+    assert "Of 1500 ms a step, nothing is lost" in answer_of(found)
 
 
 def test_what_could_not_be_taken_away_is_not_called_computing() -> None:

@@ -168,10 +168,16 @@ def _machine_points(samples: Sequence[Line], counter: str) -> list[tuple[float, 
 def _cores_of(
     ranks: Sequence[RankRecord], samples: Sequence[Line], windows: Windows
 ) -> float | None:
-    """Return the mean number of cores that the ranks kept busy; None if a rank has no samples."""
+    """Return the mean number of cores that the ranks kept busy; None if a rank has few samples."""
     total = 0.0
     for rank in ranks:
-        seconds = counter_increase(process_points(samples, rank, "cpu_seconds"), windows)
+        points = process_points(samples, rank, "cpu_seconds")
+        seconds = counter_increase(points, windows)
+        inside = [point for point in points if windows.contain(point[0])]
+        if isinstance(seconds, str) and inside:  # it ended before the sample that would follow
+            (start, low), (end, high) = inside[0], inside[-1]
+            if end - start >= windows.seconds / 2:
+                seconds = (high - low) * windows.seconds / (end - start)
         if isinstance(seconds, str):
             return None
         total += seconds / windows.seconds

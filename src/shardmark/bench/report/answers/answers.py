@@ -135,12 +135,10 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
         )
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
-        texts.append(f"The times of {counted(left_out, 'disturbed trial')} do not count.")
-    if (
-        groups
-        and len(disturbed) < len(measured)
-        and max(len(row.ok_trials) for row in measured) == 1
-    ):
+        trials = counted(left_out, "disturbed trial") + " of other rows" * bool(disturbed)
+        texts.append(f"The times of {trials} do not count.")
+    most = max((len(row.ok_trials) for row in measured), default=0)
+    if groups and len(disturbed) < len(measured) and most == 1:
         texts.append("Provisional: 1 repeat; the order may be chance.")
     elif unpaired := list(dict.fromkeys(text for group in groups for text in _unpaired(group))):
         share = "share" if len(unpaired) > 1 else "shares"

@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 
 
 def _milliseconds(seconds: float) -> str:
-    return short(1000 * seconds)
+    return short(max(0.0, round(1000 * seconds, 3)))  # noise may make a part less than nothing
 
 
 def _interval(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{_milliseconds(estimate.value)} ms"
-    ends = f"{_milliseconds(max(0.0, estimate.low))} to {_milliseconds(estimate.high)}"
-    return f"{_milliseconds(estimate.value)} ms ({ends})"
+    ends = (estimate.low, estimate.high)
+    low, high = (None if end is None else _milliseconds(end) for end in ends)
+    return f"{_milliseconds(estimate.value)} ms" + (f" ({low} to {high})" if low and high else "")
 
 
 def cause_of(part: Part) -> str:
@@ -70,7 +69,7 @@ def answer_of(explanation: Explanation) -> str:
     if not parts:
         if needed or open_ != ".":
             return f"Nothing is shown to be lost of {head}{open_}"
-        return f"Nothing is lost of {head} that could be taken away: it computes."
+        return f"Of {head}, nothing is lost that could be taken away: all of it is computing."
     causes = [f"{_milliseconds(part.seconds.value)} {cause_of(part)}" for part in parts]
     lost = _milliseconds(explanation.lost.value)
     return f"Of {head}, {lost} are lost: {', '.join(causes)}{open_}"
@@ -152,25 +151,25 @@ def parts_table(comparison: Comparison) -> Table | None:
     divisions = [division for _, division in divided]
     if not any(division.parts for division in divisions):
         return None
-    notes = [
-        f"{name(row)}: {cause_of(part)}."
-        for row, division in divided
-        for part in division.parts
-        if part.rank is not None
-    ]
+    late = ((row, part) for row, one in divided for part in one.parts if part.rank is not None)
+    notes = [f"{name(row)}: {cause_of(part)}." for row, part in late]
     unknown = [kind for one in divisions for kind in one.unknown]
     undecided = [part.kind for one in divisions for part in one.undecided]
     reasons = {"was not measured": unknown, "these repeats do not decide": undecided}
     for reason, kinds in reasons.items():
         if names := dict.fromkeys(NAMES[kind] for kind in kinds):
-            notes.append(f"Computing holds what {reason}: {listed([*names])}.")
+            notes.append(f"Computing includes what {reason}: {listed([*names])}.")
     return table_by_row("Where a step's time goes", divided, _columns(divisions), notes)
 
 
 def scaling_lines(explanations: Sequence[Explanation]) -> list[str]:
     """Return a table of the parts by number of ranks: where the speed-up goes."""
     ranks = Column("ranks", "ranks"), attrgetter("ranks")
-    table = table_of("", explanations, [ranks, *_columns(explanations)])
+    notes = ["One number of ranks was measured after the other: `shardmark time` has the speed-up."]
+    least = (explanations[0].step.low or 0.0) * explanations[0].ranks
+    if any(least > (one.step.high or float("inf")) * one.ranks for one in explanations[1:]):
+        notes.insert(0, "More ranks gain more than is possible: the machine was less busy then.")
+    table = table_of("", explanations, [ranks, *_columns(explanations)], notes)
     return render_tables([table]).rstrip().split("\n")
 
 
@@ -191,7 +190,5 @@ def _columns(divisions: Sequence[Division]) -> Columns[Division]:
         (column("computing", "computing"), attrgetter("computing_seconds")),
         (column("update", "of which update"), attrgetter("update")),
     ]
-    columns += [
-        (column(kind, kind.replace("_", " ")), partial(seconds, kind=kind)) for kind in kinds
-    ]
-    return columns
+    of_kinds = ((column(k, k.replace("_", " ")), partial(seconds, kind=k)) for k in kinds)
+    return [*columns, *of_kinds]
