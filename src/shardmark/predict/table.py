@@ -206,7 +206,7 @@ def _task_answers(plan: Plan) -> Iterator[str]:
             yield "Tight: the tensors fit, but not with the usual context and fragmentation."
         fastest, _, cheapest = plan.best
         row = fastest.row
-        figure = _speed_text(row)
+        figure = _speed_text(row) + (f"; {_memory_text(row)}" if len(plan.rows) == 1 else "")
         if row.hours_for(plan.work) is not None and row.price_per_hour is not None:
             figure += f"; {_cost_text(row, plan)}"
         answers = [_brief_text(fastest, figure)]

@@ -430,6 +430,7 @@ def test_the_software_of_an_answer_is_named(printed: Printed) -> None:
     for question, said in answers:
         text = printed(*question.split(), "--on", "1xh200")
         assert said in " ".join(text.split())
+        assert "GiB of each card" in " ".join(text.partition("\n\n")[0].split()), "it fits"
         document = printed(*question.split(), "--on", "1xh200", "--format", "json")
         speeds.append(json.loads(document))
     assert [answer["stack"] for answer in speeds] == ["fused", "eager", "eager"]

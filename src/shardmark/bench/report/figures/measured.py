@@ -324,7 +324,7 @@ def step_figures(groups: Sequence[Group]) -> list[Figure]:
             )
             for group in having(groups, parts.__contains__)
         ],
-        "Mean step of the slowest rank, mean over repeats. Communication is what nothing hides: in"
+        "Mean step, over ranks and repeats. Communication is what nothing hides: in"
         " a profiled step, nothing was computed meanwhile. The update is apart where it calls no"
         " collective.",
     )

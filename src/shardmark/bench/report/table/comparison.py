@@ -45,7 +45,7 @@ BRIEF = ("marks", "rate", "ratios", "peak_memory_bytes", "quality", "outcome")
 """Columns that fit 80 characters."""
 SPEEDUP = metric_column("speedup", key="speedup_over_fewest")
 EFFICIENCY = metric_column("scaling_efficiency", key="efficiency_over_fewest")
-WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficiency",
+WIDE = ("marks", "rate", "step_seconds", "all_ratios", "verdict",
         "peak_memory_bytes", "memory_ratio", "state_bytes", "worker_state_bytes", "staleness_mean",
         "server_wait_seconds", "quality", "quality_verdict", "map_50", "validation_loss",
         "recorded", "outcome")  # fmt: skip
@@ -58,9 +58,9 @@ def comparison_table(
 
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
     `rate` and `quality` (the main ones), `ratios` (speed-up over the baseline, or over the fewest
-    ranks if a strategy has several numbers), `recorded` (the user's own) and `predicted`; raises
-    `InputError` for others.  Columns without any content are not shown.  With `brief_width`, the
-    width of a screen, only the most important notes are shown.
+    ranks if a strategy has several numbers), `all_ratios` (both), `recorded` (the user's own) and
+    `predicted`; raises `InputError` for others.  Columns without any content are not shown.  With
+    `brief_width`, the width of a screen, only the most important notes are shown.
     """
     rows = fastest_first(comparison.rows)
     shown = {
@@ -71,15 +71,12 @@ def comparison_table(
     names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
     others = [metric(name, shown_to="programs") for name in names if name not in shown]
     titles = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in rows)
-    notes = (
-        [note.text for note in notes_of(comparison)]
-        if brief_width is None
-        else [*brief_notes(comparison, brief_width)]
-    )
+    notes = [note.text for note in notes_of(comparison)]
+    if brief_width is not None:
+        notes = [*brief_notes(comparison, brief_width)]
     if PREDICTED in columns:
-        notes += _not_predicted(
-            rows, [value_of for key, (_, value_of) in shown.items() if PREDICTED in key]
-        )
+        predicted = [value_of for key, (_, value_of) in shown.items() if PREDICTED in key]
+        notes += _not_predicted(rows, predicted)
     return table_of("; ".join(titles), rows, [*row_columns(rows), *shown.values(), *others], notes)
 
 
@@ -168,8 +165,8 @@ def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row
         return [_EXTRA[name]]
     if name == PREDICTED:
         return _predicted(rows)
-    if name == "ratios":
-        return _ratios(rows)
+    if name in {"ratios", "all_ratios"}:
+        return _ratios(rows, intervals=name == "all_ratios")
     if name in groups:
         return [metric(key) for key in groups[name]]
     if name in METRICS or name in recorded:
@@ -181,15 +178,18 @@ def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row
     )
 
 
-def _ratios(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
+def _ratios(rows: Sequence[Row], *, intervals: bool) -> list[tuple[Column, Callable[[Row], Value]]]:
     points = {id(point.row): point for point in scaling_points(rows)}
     if not ranks_vary([*points.values()]):
-        return [metric("speedup", interval="")]  # only the rate has an interval
+        of_all = [metric("speedup"), metric("scaling_efficiency")]
+        return of_all if intervals else [metric("speedup", interval="")]
 
     def value_of(name: str, row: Row) -> Value:
         return getattr(points[id(row)], name) if id(row) in points else None
 
-    return [(SPEEDUP, partial(value_of, "speedup")), (EFFICIENCY, partial(value_of, "efficiency"))]
+    over_baseline = [metric("speedup", title="rate ratio")] if intervals else []
+    columns = ((SPEEDUP, "speedup"), (EFFICIENCY, "efficiency"))
+    return [*((column, partial(value_of, name)) for column, name in columns), *over_baseline]
 
 
 def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:

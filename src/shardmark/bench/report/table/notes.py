@@ -183,7 +183,7 @@ def _unstable(warnings: Sequence[Instability]) -> list[str]:
     worst = {warning.kind: warning for warning in reversed(warnings)}
     return [
         f"Unstable: {worst[kind].place}: {worst[kind].text}"
-        f"{f' ({count - 1} more)' if count > 1 else ''}; {worst[kind].remedy}."
+        f"{f' ({count - 1} more such signs)' if count > 1 else ''}; {worst[kind].remedy}."
         for kind, count in counts.items()
     ]
 

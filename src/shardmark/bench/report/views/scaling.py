@@ -62,9 +62,11 @@ def _notes(points: Sequence[ScalingPoint]) -> list[str]:
     notes = [f"More ranks are slower: {'; '.join(slower)}."] if slower else []
     if unclear:
         notes.append(f"No difference shown to the fewest ranks: {'; '.join(unclear)}.")
+    other = any(point.reference.strategy != point.row.strategy for point in points)
     notes.append(
-        "Speed-up: throughput divided by that on the fewest ranks (from), or by that of `single` if"
-        " the strategy needs more. Efficiency (eff.): speed-up divided by growth in ranks."
+        "Speed-up: throughput divided by that on the fewest ranks (from)"
+        f"{', or by that of `single` if the strategy needs more' * other}."
+        " Efficiency (eff.): speed-up divided by growth in ranks."
     )
     repeats = max(len(point.row.ok_trials) for point in points)
     interval = "± and brackets: 95 % interval, over the repeats that both numbers of ranks have."

@@ -120,6 +120,11 @@ def test_a_disturbed_trial_does_not_count_beside_others(tmp_path: Path) -> None:
     assert fastest.text.startswith("ddp, 180 samples/s")
     (command,) = next_commands(comparison)
     assert command.endswith("--retry")
+    fsdp = replace(DDP, strategy="fsdp", disturbed=(0, 1, 2))
+    comparison = compared(tmp_path / "both", [SINGLE, replace(DDP, disturbed=(1,)), fsdp])
+    untrusted, caution, *_ = answers(comparison)
+    assert "the times of fsdp" in untrusted.text
+    assert caution.text == "The times of 1 disturbed trial of other rows do not count."
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from shardmark.base.table.formats import records
 from shardmark.base.table.table import Table
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.report.answers.answers import next_commands
-from shardmark.bench.report.table.comparison import comparison_table
+from shardmark.bench.report.table.comparison import WIDE, comparison_table
 from shardmark.bench.report.views.scaling import scaling_tables
 from tests.golden.invented import compare_trials, invented_trial
 
@@ -53,7 +53,9 @@ def test_speed_up_counts_from_the_fewest_ranks_that_exist() -> None:
     """`ddp` needs two ranks; `single` shows what one does.  A failed trial is no reference."""
     assert gains(*trials()) == [("single", 1, 1, 1.0), ("ddp", 2, 1, 1.5), ("ddp", 4, 1, 2.4)]
     failed = invented_trial("ddp", 1, outcome=Outcome.OUT_OF_MEMORY, failure=Failure(reason="x"))
+    assert "`single`" in " ".join(viewed(*trials()).notes)
     alone = (failed, *trials()[2:])
+    assert "`single`" not in " ".join(viewed(*alone).notes)
     assert gains(*alone) == [("ddp", 2, 2, 1.0), ("ddp", 4, 2, 1.6)]
     assert "ddp on 1 rank (1 x out_of_memory)" in " ".join(viewed(*alone).notes)
 
@@ -65,6 +67,9 @@ def test_the_brief_comparison_has_speed_up_over_ranks_where_they_vary() -> None:
     assert table.cells("speedup_over_fewest") == ("2.40", "1.50", "1.00")
     assert table.cells("efficiency_over_fewest") == ("60", "75", "100")
     assert any("--view scaling" in line for line in next_commands(stored(comparison)))
+    page = comparison_table(comparison, WIDE)
+    assert page.cells("speedup_over_fewest") == table.cells("speedup_over_fewest")
+    assert [c.title for c in page.columns if c.key == "speedup"] == ["rate ratio"]
     same_ranks = compare_trials(trial("single", 1), trial("ddp", 2, 150.0), trial("fsdp", 2, 50.0))
     assert comparison_table(same_ranks).cells("speedup") == ("1.50", "1.00", "0.50")
     assert not any("--view scaling" in line for line in next_commands(stored(same_ranks)))
