@@ -79,6 +79,7 @@ CASES = tuple(
             "scaled_learning_rate": "learning_rate_scaled",
             "sliced_learning_rate": "learning_rate_scaled",
             "buffers_drift": "buffers_differ",
+            "normalised_inputs": "buffers_differ",
             "batch_norm_share": "batch_norm_of_share",
             "contrastive_local": "whole_batch_loss",
             "contrastive_detached": "gathered_without_gradients",

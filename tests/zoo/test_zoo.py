@@ -98,14 +98,39 @@ def test_a_fault_beside_an_accepted_cause_is_found(tmp_path: Path) -> None:
     assert [finding.name for finding in report.accepted] == accept
 
 
-def test_uneven_targets_beside_batch_norm_of_a_rank_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", ["inputs[:, 0] > 0", "labels < 1 + 2 * dist.get_rank()"])
+def test_uneven_targets_beside_batch_norm_of_a_rank_are_named(tmp_path: Path, counts: str) -> None:
     text = (Path(__file__).parent / "batch_norm_share.py").read_text()
     script = tmp_path / "train.py"
-    counted = "model(inputs), labels.where(inputs[:, 0] > 0, -100)"
+    counted = f"model(inputs), labels.where({counts}, -100)"
     script.write_text(text.replace("model(inputs), labels", counted))
     report = audited(str(script), accept=["batch_norm_of_share"])
     assert [finding.name for finding in report.findings] == ["uneven_weights"], report.answer
     assert [finding.name for finding in report.accepted] == ["batch_norm_of_share"]
+    report = audited(str(script))
+    names = [finding.name for finding in report.findings]
+    assert names == ["uneven_weights", "batch_norm_of_share"], report.answer
+
+
+@pytest.mark.parametrize(
+    "logs",
+    ["model.module(inputs[:4])", "torch.no_grad()(model.module)(inputs[:4])"],
+    ids=["with gradients", "without"],
+)
+def test_a_pass_of_one_rank_alone_shifts_no_batch_norm(tmp_path: Path, logs: str) -> None:
+    text = (Path(__file__).parent / "batch_norm_share.py").read_text()
+    right, wrong, accept = tmp_path / "train.py", tmp_path / "wrong.py", ["batch_norm_of_share"]
+    right.write_text(
+        text.replace("    loss = ", f"    if dist.get_rank() == 0:\n        {logs}\n    loss = ")
+    )
+    # From the second step on, the gradient is that of one rank's own mean over targets.
+    uneven = "model(inputs), labels.where((inputs[:, 0] > 0) | (step < 1), -100)"
+    wrong.write_text(right.read_text().replace("model(inputs), labels", uneven))
+    report = audited(str(right), accept=accept)
+    assert report.same is True, report.answer
+    assert "gradient, step 3" in {check.name for check in report.checks}
+    report = audited(str(wrong), accept=accept)
+    assert [finding.name for finding in report.findings] == ["uneven_weights"], report.answer
 
 
 @pytest.mark.parametrize(
@@ -308,6 +333,25 @@ def step(inputs, targets):
     optimizer.step()
     for mean, parameter in zip(average.parameters(), body.parameters()):
         mean.data.lerp_(parameter.data, 0.1)
+""",
+    "a meter of the outputs that has a buffer and is called after the step": """
+class Meter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, outputs):
+        self.mean.lerp_(outputs.mean(0), 0.1)
+        return self.mean
+
+model, meter = nn.parallel.DistributedDataParallel(nn.Linear(8, 2)), Meter()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    outputs = model(inputs)
+    nn.functional.mse_loss(outputs, targets).backward()
+    optimizer.step()
+    meter(outputs.detach())
 """,
     "an optimizer that has copies of the parameters": """
 network = nn.Linear(8, 2)

@@ -380,7 +380,9 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         if unclear and (finding is None or finding.name == "whole_batch_loss"):
             # The ranks' models differ, or one process has several gradients or other micro-batches.
             finding = next(causes.causes_found("accumulation", records), None)
-        if deviates and (finding is None or _vanishes(records, replay)):
+        vectors = records.replayed(replay), records.weights_at_start()
+        size, size_of_weights = (float(np.linalg.norm(stacked(values))) for values in vectors)
+        if deviates and (finding is None or size < VANISHING * size_of_weights):
             spread = runs.effect_of_rounding(seen, replay)
             if MARGIN * spread > off_from(replay):
                 return runs.untold(
@@ -391,11 +393,12 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
                     findings=findings,
                     checks=checks,
                 )
-        cause = finding
+        rest: list[Finding] = []
         if (finding and finding.name) in {None, "whole_batch_loss"}:  # as batch norm may be
-            cause = causes.of_batch_norm(seen, alone=False) or finding
-        if cause is not None and cause.name not in runs.accepted and runs.accepts(cause):
-            return _without_accepted(runs, records, cause)
+            finding, rest = causes.beside_batch_norm(seen, finding, unclear=bool(unclear))
+        if finding is not None and finding.name not in runs.accepted and runs.accepts(finding):
+            return _without_accepted(runs, records, finding)
+        findings += [cause for cause in rest if cause.name not in runs.accept]
         if finding is None and _own_gradients_show(runs, records, replay):
             return _against_own_gradients, records
         if finding is None and (reason := _cannot_repeat(records, replay)):
@@ -487,11 +490,6 @@ def _without_accepted(runs: Runs, records: Records, finding: Finding) -> tuple[B
         used, _ = aligned(records.gradients(), records.replayed(records.replay))
         return _against_replay, replace(records, accepted_rounding=causes.rounding(used))
     return _against_own_gradients, records
-
-
-def _vanishes(records: Records, replay: Record) -> bool:
-    gradient, weights = stacked(records.replayed(replay)), stacked(records.weights_at_start())
-    return float(np.linalg.norm(gradient)) < VANISHING * float(np.linalg.norm(weights))
 
 
 def _order_matters(records: Records, replay: Record) -> bool:

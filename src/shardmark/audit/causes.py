@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import hypot, prod
+from math import hypot, inf, prod
 from pathlib import Path
 from typing import Literal
 
@@ -519,7 +519,7 @@ def of_buffers(records: Records) -> Finding | None:
                     f"of step {step + 1}",
                     which="updates its buffers from its own samples"
                     if step
-                    else "begins with its own buffers, before it trains",
+                    else "begins with its own buffers, or changes them before its first step",
                 )
     return None
 
@@ -655,10 +655,10 @@ def of_later_step(records: Records, number: int) -> Finding | None:
     return cause and replace(cause, deviation=f"in step {number + 1}, {cause.deviation}")
 
 
-def of_batch_norm(records: Records, *, alone: bool = True) -> Finding | None:
+def of_batch_norm(records: Records, *, left: float = 0.0) -> Finding | None:
     """Batch norm that takes its statistics from the rows of a rank.
 
-    Not `alone`, it may be the larger part of a deviation that has another part.
+    `left` is the share of the deviation that may have other causes.
     """
     other = records.with_shares() if records.ranks[0].batch_norm else None
     if other is None:
@@ -666,11 +666,27 @@ def of_batch_norm(records: Records, *, alone: bool = True) -> Finding | None:
     used, of_shares = records.gradients(), records.replayed(other)
     off, text = relative(*aligned(used, of_shares)), "has the ranks' gradient"
     if not reproduces(used, of_shares, records.expected, records.floor):
-        if alone or off >= records.deviation / 2:
+        if off >= left * records.deviation:
             return None
         text = f"is off by {percent(off)}"
     evidence = "one process whose batch norm takes its statistics from each rank's rows "
     return finding("batch_norm_of_share", _off(records), evidence + text)
+
+
+def beside_batch_norm(
+    records: Records, cause: Finding | None, *, unclear: bool
+) -> tuple[Finding | None, list[Finding]]:
+    """A cause that batch norm of a rank's rows does not feign, and that of the rest if clear."""
+    other = records.with_shares() if records.ranks[0].batch_norm else None
+    if other is None:
+        return cause, []
+    by_shares = replace(records, replay=other, with_shares=lambda: None)
+    rest = None if unclear else of_gradient(by_shares)
+    exact = rest is not None and rest.name != "whole_batch_loss"
+    if not exact and by_shares.deviation >= records.deviation:
+        return cause, []  # it takes the rows of all ranks
+    of_share = of_batch_norm(records, left=inf if exact else 0.5)
+    return of_share or rest, [rest] if of_share and rest else []
 
 
 def _off(records: Records) -> str:
@@ -1247,8 +1263,7 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     factor = of_factor(records, used_gradients, expected)
     if factor is not None:
         return factor
-    mean, _ = aligned(mean_of_ranks(records), expected)
-    if relative(used, mean) > records.reduction_tolerance:
+    if relative(*aligned(used_gradients, mean_of_ranks(records))) > records.reduction_tolerance:
         return None
     return finding("uneven_weights", off, "the ranks use the plain mean of their gradients")
 
@@ -1434,14 +1449,11 @@ STAGES: dict[Callable[[Records], Finding | None], Stage] = {
 """Stages of the looks that need more than the ranks' records."""
 
 
-def _table() -> Iterator[tuple[str, Cause]]:
-    """Yield the causes of `causes.yaml`."""
-    text = Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8")
-    for look, causes in yaml.safe_load(text).items():
-        for name, texts in causes.items():
-            yield name, Cause(find=globals()[look], **texts)
-
-
-CAUSES: Mapping[str, Cause] = dict(_table())
+_TEXT = Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8")
+CAUSES: Mapping[str, Cause] = {
+    name: Cause(find=globals()[look], **texts)
+    for look, causes in yaml.safe_load(_TEXT).items()
+    for name, texts in causes.items()
+}
 """Name -> cause.  To add one: a row of the file, the function that finds it, and a script of
 `tests/zoo`; if a user may accept it, its name in `base/evidence/accepted.py`."""

@@ -169,7 +169,8 @@ class Records:
                 continue  # too large to be summed up, or never called
             off = np.abs(np.sum(of_ranks, axis=0) - single) / np.maximum(single, TINY)
             same_inputs = off[2] == 0 and off[0] < REDUCTION / 10
-            if same_inputs and off[1] > REDUCTION and name not in self.ranks[0].batch_norm:
+            of_batch_norm = any(name == place[0] for place in self.ranks[0].batch_norm)
+            if same_inputs and off[1] > REDUCTION and not of_batch_norm:
                 return name or "(the whole model)"
         return ""
 
@@ -255,19 +256,18 @@ class Records:
         return {} if record is None else self._named(record.steps[step].gradients)
 
     def clipped(self) -> Vectors:
-        """Gradients before the first call that clips them; empty without one."""
-        calls = [rank.steps[0].last_clips[:1] for rank in self.ranks]
-        return self._joined([call[0].gradients for call in calls]) if all(calls) else {}
+        """Gradients before the first calls that clip them; empty without one."""
+        by_rank = [rank.steps[0].unclipped for rank in self.ranks]
+        return self._joined(by_rank) if all(by_rank) else {}
 
     def clipped_of(self, record: Record | None) -> Vectors:
-        """Gradients of a replay before the first call that clips them; empty without one."""
-        calls = [] if record is None else record.steps[0].last_clips[:1]
-        return self._named(calls[0].gradients) if calls else {}
+        """Gradients of a replay before the first calls that clip them; empty without one."""
+        return {} if record is None else self._named(record.steps[0].unclipped)
 
     def off_before_clipping(self, record: Record) -> float:
         """Deviation of the ranks' mean gradient before the first clip from that of a replay."""
-        calls = [rank.steps[0].last_clips[:1] for rank in self.ranks]
-        before = self.reduced([call[0].gradients for call in calls]) if all(calls) else {}
+        by_rank = [rank.steps[0].unclipped for rank in self.ranks]
+        before = self.reduced(by_rank) if all(by_rank) else {}
         return relative(*aligned(before, self.clipped_of(record)))
 
     def loss(self, record: Record) -> float | None:

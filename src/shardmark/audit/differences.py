@@ -245,7 +245,8 @@ def of_parameters(scripts: Scripts) -> Iterator[Finding]:
     fewer = [name for name in a.names if name not in set(scripts.pairs.values())]
     sides = ((fewer, a, b, "A", "B"), (more, b, a, "B", "A"))
     for names, record, other, which, lacking in sides:
-        frozen = [name for name in names if _ends_like(name, other.frozen)]
+        ends = [f".{name}" for name in other.frozen]
+        frozen = [n for n in names if any(e.endswith(f".{n}") or f".{n}".endswith(e) for e in ends)]
         untied = [name for name in names if name in _copies(record) and name not in frozen]
         rest = [name for name in names if name not in {*frozen, *untied}]
         if frozen:
@@ -268,10 +269,6 @@ def of_parameters(scripts: Scripts) -> Iterator[Finding]:
                 f"{which} trains {listed(rest)}, and {lacking} has no such parameter",
                 f"A trains {len(a.names)} parameters, B {len(b.names)}",
             )
-
-
-def _ends_like(name: str, others: Sequence[str]) -> bool:
-    return any(o == name or o.endswith("." + name) or name.endswith("." + o) for o in others)
 
 
 def _copies(record: Record) -> set[str]:

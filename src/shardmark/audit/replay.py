@@ -7,6 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
+from math import gcd, inf
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,6 @@ def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:
     return together
 
 
-def _perturbed(tensor: Tensor, rounding: float) -> Tensor:
-    """The tensor with every element changed by one rounding, up or down."""
-    signs = torch.arange(tensor.numel()).cos().sign().view_as(tensor)
-    return tensor * (1 + max(rounding, torch.finfo(torch.float32).eps) * signs)
-
-
 def _by_place(draws: Sequence[Draw]) -> dict[str, list[Tensor]]:
     values: dict[str, list[Tensor]] = {}
     for draw in draws:
@@ -70,8 +65,10 @@ class ReplayObserver(Observer):
         starts = [torch.load(path, mmap=True) for path in files if path.is_file()]
         self._first_weights = [t for t in joined_tensors(ranks, starts) if t is not None]
         if plan.perturbed:
-            rounding = ranks[0].epsilon
-            self._first_weights = [_perturbed(tensor, rounding) for tensor in self._first_weights]
+            rounding = max(ranks[0].epsilon, torch.finfo(torch.float32).eps)
+            signs = [torch.arange(t.numel()).cos().sign().view_as(t) for t in self._first_weights]
+            pairs = zip(self._first_weights, signs, strict=True)  # each element up or down
+            self._first_weights = [tensor * (1 + rounding * sign) for tensor, sign in pairs]
         self._ranks = [ranks[rank] for rank in plan.order]
         self._iterations = 0
         self._drawn: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -179,9 +176,10 @@ class ReplayObserver(Observer):
             return None
         if self.in_backward:
             return self._recomputed(value)
-        if place not in self._draw_places:  # a rank that `mp.spawn` starts has fewer callers
-            fewer = [p for p in self._draw_places if place.startswith(f"{p} < ")]
-            place = max(fewer, key=len, default=place)
+        if place not in self._draw_places:  # a rank that `mp.spawn` starts has other last callers
+            inner_of = {p: p.rpartition(" < ")[0] or p for p in self._draw_places}
+            similar = [p for p, inner in inner_of.items() if place.startswith(f"{inner} < ")]
+            place = max(similar, key=len, default=place)
         if self._stack and torch.is_grad_enabled():
             forward = len(self.record.forwards)
             number = next(self._draws_inside[forward])
@@ -305,19 +303,21 @@ class ReplayObserver(Observer):
         A script may put the views of a batch behind each other.  The rows of each view are then
         those of rank 0, of rank 1, and so on: the means that the ranks took show it.
         """
-        name = self._module_names.get(id(self._stack[-1]), "") if self._stack else ""
-        call = len(self.record.batch_norm.get(name, []))
-        recorded = [m for r in self._ranks for m in r.batch_norm.get(name, [])[call:][:1]]
-        sizes, rows = torch.tensor([size for size, _ in recorded], dtype=torch.long), len(value)
-        if self.in_backward or int(sizes.sum()) != rows:
+        rows = len(value)
+        if self.in_backward or not self._stack:
             ranks = self._ranks_by_rows.get(rows) if self.in_backward else None
             return None if ranks is None else ranks.to(value.device)
-        of_view = torch.arange(len(sizes))
-        views = [n for n in range(1, MOST_VIEWS + 1) if not bool((sizes % n).any())]
-        ways = [of_view.repeat_interleave(sizes // n).repeat(n).to(value.device) for n in views]
-        off = [
-            sum(abs(mean_checksum(value[way == n]) - m) for n, (_, m) in enumerate(recorded))
-            for way in ways
-        ]
-        self._ranks_by_rows[rows] = ways[off.index(min(off))]
-        return self._ranks_by_rows[rows]
+        place, least = self.place_of(self._stack[-1]), inf
+        calls = [rank.batch_norm.get(place, []) for rank in self._ranks]
+        # One rank may have calls of its own: rows and means show which calls belong together.
+        for sizes in itertools.product(*({size for size, _ in of_rank} for of_rank in calls)):
+            fits = sum(sizes) == rows
+            for views in (n for n in range(1, fits * MOST_VIEWS + 1) if not gcd(*sizes) % n):
+                of_view = [n for n, size in enumerate(sizes) for _ in range(size // views)]
+                way = torch.tensor(of_view * views, device=value.device)
+                means = [mean_checksum(value[way == number]) for number in range(len(sizes))]
+                together = zip(means, sizes, calls, strict=True)
+                off = sum(min(abs(m - a) for n, a in c if n == size) for m, size, c in together)
+                if off < least:
+                    least, self._ranks_by_rows[rows] = off, way
+        return self._ranks_by_rows[rows] if least < inf else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shardmark.base.results.schema import TrialResult
     from shardmark.bench.analysis.compare.comparison import Comparison
     from shardmark.bench.report.answers.answers import Answer
-    from shardmark.bench.report.export.tables import By, Source
+    from shardmark.bench.report.export.tables import By
     from shardmark.experiment.experiment import Experiment
 
 
@@ -191,14 +191,9 @@ class Run:
 
         Raises `InputError` for another `by`, or a raw file that is damaged.
         """
-        from shardmark.bench.report.export.tables import frame_of
+        from shardmark.bench.report.export.tables import Source, frame_of
 
-        return frame_of([self._source()], by)
-
-    def _source(self) -> Source:
-        from shardmark.bench.report.export.tables import Source
-
-        return Source(self.stored, self.path.resolve().name)
+        return frame_of([Source(self.stored, self.path.resolve().name)], by)
 
 
 def load(path: str | Path) -> Run:

@@ -52,13 +52,11 @@ def explain(
         location = _in_file(item)
         problem, allowed = _problem_and_allowed(item, location)
         allowed_by_problem.setdefault((place_of(location), problem), {})[allowed] = None
-    return join([InputError(*at, _any_of([*all_of])) for at, all_of in allowed_by_problem.items()])
-
-
-def _any_of(allowed: list[str]) -> str:
-    """Join what the members of a union allow."""
-    first, *others = allowed
-    return " or ".join([first, *(re.sub(r"^allowed (is|are) ", "", text) for text in others)])
+    errors = list[InputError]()
+    for at, (first, *others) in allowed_by_problem.items():  # members of a union allow several
+        any_of = [first, *(re.sub(r"^allowed (is|are) ", "", text) for text in others)]
+        errors.append(InputError(*at, " or ".join(any_of)))
+    return join(errors)
 
 
 def _in_file(item: ErrorDetails) -> Location:

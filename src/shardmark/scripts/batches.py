@@ -64,16 +64,27 @@ def joined(
         return _concatenated(parts, sections=sections, left=left, token=token)
     if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
         return type(first)({key: join([part[key] for part in parts]) for key in first})
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
-        names = [field.name for field in dataclasses.fields(first)]
-        joints = {name: join([getattr(part, name) for part in parts]) for name in names}
-        return dataclasses.replace(first, **joints)
+    if names := _fields(first):
+        together = copy.copy(first)
+        for name in names:
+            object.__setattr__(together, name, join([getattr(part, name) for part in parts]))
+        return together
     if isinstance(first, list | tuple):
         if _lists_samples(first, size):
             return type(first)(value for part in parts for value in part)
         values = [join(same) for same in zip(*parts, strict=True)]
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
     return first
+
+
+def _fields(value: Any) -> list[str]:
+    """Names of the fields of a dataclass, or of another object that has tensors."""
+    if isinstance(value, type | Tensor | torch.nn.Module | list | tuple):
+        return []
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    values = getattr(value, "__dict__", {})
+    return [*values] if any(isinstance(v, Tensor) for v in values.values()) else []
 
 
 def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
@@ -83,6 +94,7 @@ def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
     return (
         batch_size is not None
         and len(values) == batch_size
+        and len({type(value) for value in values}) == 1
         and any(_rows(value) != batch_size for value in values)
     )
 
@@ -129,8 +141,8 @@ def leaves(batch: Any) -> list[Tensor]:
             tensors += [debug_unwrap(leaf).detach()] if leaf.dim() else []
         elif isinstance(leaf, Mapping) or isinstance(getattr(leaf, "data", None), dict):
             tensors += leaves(dict(leaf if isinstance(leaf, Mapping) else leaf.data))
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            tensors += leaves([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+        elif names := _fields(leaf):
+            tensors += leaves([getattr(leaf, name) for name in names])
     return tensors
 
 

@@ -1,15 +1,17 @@
-"""Random numbers of a script: recorded on every rank, put together when they are replayed."""
+"""Operators of a script: its random numbers, and the tensors that depend on chosen ones."""
 
 from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef  # no address is used again meanwhile
 from torch.utils._python_dispatch import TorchDispatchMode  # documented, but has no public name
 
 from shardmark.scripts.full_tensors import is_distributed_tensor
@@ -23,6 +25,36 @@ OF_MODEL = "model: "
 """Begins the place of a draw in the constructor of a module."""
 
 
+class Flow:
+    """Knows which tensors depend on chosen ones, by a name for each origin."""
+
+    def __init__(self) -> None:
+        self._origins: dict[StorageWeakRef, set[str]] = {}
+
+    def origins(self, values: Sequence[Any]) -> set[str]:
+        return set[str]().union(*(self._origins.get(s, ()) for s in _storages(values)))
+
+    def note_call(self, values: Sequence[Any], result: Any) -> None:
+        """Note an operator that was called; one without a result changes its first argument."""
+        if self._origins and (origins := self.origins(values)):
+            self.add([values[0] if result is None else result], origins)
+
+    def add(self, values: Sequence[Any], origins: set[str]) -> None:
+        for storage in _storages(values):
+            self._origins[storage] = self._origins.get(storage, set()) | origins
+
+
+def _storages(values: Sequence[Any]) -> list[StorageWeakRef]:
+    storages = []
+    for value in values:
+        if isinstance(value, Tensor):
+            with suppress(NotImplementedError, RuntimeError):  # sparse tensors have none
+                storages.append(StorageWeakRef(value.untyped_storage()))  # type: ignore[no-untyped-call]
+        elif isinstance(value, list | tuple):
+            storages += _storages(value)
+    return storages
+
+
 class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes the result of every operator that draws random numbers to a function.
 
@@ -30,9 +62,9 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `own_seed` is True if the script seeded these numbers after the initial weights.
     """
 
-    def __init__(self, watch: Callable[[str, Tensor, bool], Tensor | None]) -> None:
+    def __init__(self, watch: Callable[[str, Tensor, bool], Tensor | None], flow: Flow) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._watch = watch
+        self._watch, self._flow = watch, flow
         self._own_seed = False
 
     def seeded(self, original: Callable[[int], torch.Generator], seed: int) -> torch.Generator:
@@ -42,6 +74,7 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        self._flow.note_call((*args, *(kwargs or {}).values()), result)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return result
         if any(_is_no_draw(value) for value in (*args[:1], result)):

@@ -78,19 +78,15 @@ def install() -> None:
     def draw(place: str, value: Tensor, own_seed: bool) -> Tensor | None:
         return observer.draw(place, value, own_seed)  # `EpochSkip` replaces it
 
-    draws = WatchDraws(draw)
+    draws = WatchDraws(draw, observer.flow)
     draws.__enter__()  # type: ignore[no-untyped-call]
     replace(torch, "manual_seed", draws.seeded)
     if not plan.replays and os.environ.get("RANK") == "0":
-        _describe_process(Path(plan.directory) / PROCESS_FILE)
-
-
-def _describe_process(path: Path) -> None:
-    """Write how this interpreter was started, for the replays."""
-    at_start = getattr(sys.modules.get("sitecustomize"), "AT_START", None)
-    if at_start is not None and not path.exists():
-        facts = {**at_start, "words": sys.orig_argv, "prefix": sys.prefix}
-        path.write_text(json.dumps(facts))
+        path = Path(plan.directory) / PROCESS_FILE
+        at_start = getattr(sys.modules.get("sitecustomize"), "AT_START", None)
+        if at_start is not None and not path.exists():
+            facts = {**at_start, "words": sys.orig_argv, "prefix": sys.prefix}
+            path.write_text(json.dumps(facts))  # the replays start as this interpreter was started
 
 
 def _watch_modules(observer: Observer) -> None:

@@ -44,7 +44,6 @@ HOOKS = "shardmark.scripts.hooks:install"
 EXTENSIONS = Path.home() / ".cache" / "torch_extensions"
 """Folder of compiled extensions, as of DeepSpeed.  Where a user has none, the starts of an audit
 share one: what a start writes is removed, and each would compile for minutes."""
-KEPT_VARIABLES = ("TORCH_EXTENSIONS_DIR",)
 FORWARDED_OPTIONS = {"-u", "-P"}
 """Options of Python that a process forked from this one can do without, or has."""
 
@@ -89,9 +88,8 @@ def starter(folder: Path, *, writes_are_fine: bool) -> Iterator[Start]:
             if process is not None and process.can_be_forked:
                 return start_fork(partial(process.run_alone, plan), log, protection)
             variables = {**TRACKERS_OFF, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-            if not EXTENSIONS.is_dir():
+            if not EXTENSIONS.is_dir() and "TORCH_EXTENSIONS_DIR" not in os.environ:
                 variables["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
-            variables |= {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
             if command.names_ranks:  # the script may start one for each GPU that it sees
                 numbers = ",".join(map(str, range(ranks)))
                 devices = os.environ.get("CUDA_VISIBLE_DEVICES", numbers).split(",")[:ranks]

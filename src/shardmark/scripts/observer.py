@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.scripts import hooks
 from shardmark.scripts.batches import checksum, copied, leaves, mean_checksum, row_checksums
-from shardmark.scripts.draws import user_place
+from shardmark.scripts.draws import Flow, user_place
 from shardmark.scripts.full_tensors import (
     REPLICA,
     flat_slices,
@@ -98,6 +98,8 @@ class Observer:
     """Number of windows that a replay skips."""
     loss_of_engine: Any = None
     """The loss that the script gives DeepSpeed's engine."""
+    _depth_of_buffers = 0
+    """Depth of the call for which the model's buffers were copied in this step."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -141,8 +143,8 @@ class Observer:
         """Checksums of parameters before the first forward pass of their model, by id."""
         self._unowned: dict[int, tuple[str, Tensor, float]] = {}
         """Name, tensor and checksum of parameters with a gradient that no optimizer has, by id."""
-        self._model_buffers = False
-        self._buffers_of_losses: dict[int, dict[str, Tensor]] = {}
+        self.flow = Flow()
+        self._followed: defaultdict[str, dict[int, dict[str, Tensor]]] = defaultdict(dict)
         self._process, self._written = os.getpid(), False
         self._clipped: list[dict[int, Tensor | None]] = []
         self._drawn_bytes, self._busy = 0, False
@@ -158,23 +160,22 @@ class Observer:
             return
         outermost = not self._stack
         self._stack.append(module)
+        if outermost and not _has_parameters(module):
+            buffers = {f"{type(module).__name__}.{n}": v for n, v in _buffers(module).items()}
+            self._followed[type(module).__name__].setdefault(len(self.record.steps), buffers)
+            self.flow.add([*module.buffers()], {type(module).__name__})
         if not torch.is_grad_enabled():
             return
         if outermost:
             self._end_step()
         if outermost and _has_parameters(module):
             self.before_root(module)
-        if not self._model_buffers and _keeps_buffers(self._stack):
+        depth = len(self._stack[:2])  # a script may call the model inside of a DDP, too
+        if self._depth_of_buffers < depth and _keeps_buffers(self._stack):
             replicas = [m for m in module.modules() if m is not module and is_a(m, REPLICA)]
-            self._step.buffers = _buffers(module, without=replicas) | self._step.buffers
-            self._model_buffers = not replicas and next(module.buffers(), None) is not None
-        elif outermost and not _has_parameters(module):
-            kind = type(module).__name__
-            buffers = {f"{kind}.{name}": value for name, value in _buffers(module).items()}
-            if any(f.step == len(self.record.steps) for f in self.record.forwards[-1:]):
-                self._buffers_of_losses[id(module)] = buffers
-            else:
-                self._step.buffers = buffers | self._step.buffers
+            self._step.buffers |= _buffers(module, without=replicas)
+            if not replicas and next(module.buffers(), None) is not None:
+                self._depth_of_buffers = depth
 
     def before_root(self, module: nn.Module) -> None:
         """Called before every forward pass of an outermost module that computes gradients."""
@@ -209,9 +210,11 @@ class Observer:
         if "FSDP1" not in frameworks_of(module):  # its slices of flat parameters are not sampled
             self.record.every = sampling_of(elements)
         recorded_bytes = 4 * elements * (1 + ranks * (3 * self.plan.steps + 4) / self.record.every)
+        memory = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
+        available_bytes = int(memory[0]) * 1024 if memory else math.inf
         for place, free_bytes in (
             (f"on the disk of {self.plan.directory}", shutil.disk_usage(self.plan.directory).free),
-            ("of memory", _available_bytes()),
+            ("of memory", available_bytes),
         ):
             if recorded_bytes > free_bytes:
                 self.record.refusal = (
@@ -226,9 +229,8 @@ class Observer:
         self._stack.pop()
         if isinstance(module, _BatchNorm) and module.training and not is_a(module, "SyncBatchNorm"):
             with self._recording(), suppress(RuntimeError):
-                name = self._module_names.get(id(module), "")
                 means = [(len(value), mean_checksum(value)) for value in leaves(inputs)[:1]]
-                self.record.batch_norm.setdefault(name, []).extend(means)
+                self.record.batch_norm.setdefault(self.place_of(module), []).extend(means)
         if not torch.is_grad_enabled():
             return
         for name, parameter in module._parameters.items():
@@ -243,15 +245,20 @@ class Observer:
                 self._watch_gradient(module, name, parameter)
         if is_a(module, REPLICA):  # its forward pass decides
             self._micro.synchronised = bool(module.require_backward_grad_sync)
-        buffers = self._buffers_of_losses.pop(id(module), {})
-        if any(leaf.requires_grad for leaf in pytree.tree_leaves(outputs) if is_tensor(leaf)):
-            self._step.buffers = buffers | self._step.buffers
         if not self.record.steps and module._parameters:
             self._sum_squares(module, inputs, outputs)
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
-            self.record.epsilon = max(self.record.epsilon, _rounding_error(outputs))
+            in_32 = outputs.is_cuda and outputs.dtype == torch.float32
+            tf32 = in_32 and torch.backends.cuda.matmul.allow_tf32
+            error = 2.0**-11 if tf32 else torch.finfo(outputs.dtype).eps
+            self.record.epsilon = max(self.record.epsilon, error)
         if not self._stack and any(module is root for root in self._roots):
             self.after_root(module, inputs, outputs)
+
+    def place_of(self, module: nn.Module) -> tuple[str, bool, int, int]:
+        """Name of a module, a flag for gradients, and the step and the micro-batch of its call."""
+        name, position = self._module_names.get(id(module), ""), len(self._step.micros)
+        return name, torch.is_grad_enabled(), len(self.record.steps), position
 
     def _sum_squares(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         sums = self.record.calls.setdefault(self._module_names.get(id(module), ""), [0.0, 0.0, 0.0])
@@ -299,6 +306,10 @@ class Observer:
         self.in_backward = True
         self.record.backward_passes += 1
         self._local = {}
+        for kind in self.flow.origins([tensors]):
+            for number, buffers in self._followed.pop(kind, {}).items():
+                step = [*self.record.steps, self._step][number]
+                step.buffers = buffers | step.buffers  # the first ones of a step
         both = (tensors, gradients)
         value, gradient = (v[0] if isinstance(v, list | tuple) and v else v for v in both)
         if isinstance(value, Tensor) and value.numel() == 1:
@@ -500,7 +511,7 @@ class Observer:
         self._end_step()
         self._step, self._locals_of_micros, self._clipped = Step(), [], []
         self._stepped, self._settings = set(), {}
-        self._model_buffers, self._buffers_of_losses = False, {}
+        self._depth_of_buffers = 0
         self.unscaled = False
 
     def _end_step(self) -> None:
@@ -766,8 +777,10 @@ class Observer:
             values = [getattr(schedule, name, None) for name in TOTALS]
             self.record.totals += [value for value in values if isinstance(value, int) and value]
         if self._roots and self.record.steps:
-            self.record.frozen = self._frozen()
             numbered = set(map(id, self._parameters))
+            named = [pair for root in self._roots for pair in root.named_parameters()]
+            names = (plain_name(name) for name, p in named if id(p) not in numbered)
+            self.record.frozen = list(dict.fromkeys(names))
             orphans = [facts for key, facts in self._unowned.items() if key not in numbered]
             for name, value, old in orphans:
                 if checksum(_local(value)) == old:
@@ -787,11 +800,6 @@ class Observer:
         if self._start:
             save(self._start, path.with_suffix(START))
         self.record.save(path)
-
-    def _frozen(self) -> list[str]:
-        numbered = set(map(id, self._parameters))
-        named = (pair for root in self._roots for pair in root.named_parameters())
-        return list(dict.fromkeys(plain_name(name) for name, p in named if id(p) not in numbered))
 
     def _average(self) -> list[Tensor]:
         """A second set of the parameters that changed, but not to their values: a mean of them."""
@@ -875,14 +883,6 @@ def _rank() -> int:
 def _ranks() -> int:
     joined = dist.is_available() and dist.is_initialized()
     return dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _available_bytes() -> float:
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return math.inf
 
 
 def _weigh_alike(sizes: Tensor) -> bool:
@@ -1027,13 +1027,6 @@ def _keeps_buffers(stack: Sequence[nn.Module]) -> bool:
     if len(stack) == 1:
         return _has_parameters(stack[0]) and not is_a(stack[0], REPLICA)
     return is_a(stack[-2], REPLICA)
-
-
-def _rounding_error(tensor: Tensor) -> float:
-    tf32 = (
-        tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-    )
-    return 2.0**-11 if tf32 else float(torch.finfo(tensor.dtype).eps)
 
 
 def _inside_autograd_function() -> bool:

@@ -147,12 +147,19 @@ class Step:
     clips: list[Clip] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Floating-point buffers when the first forward pass of this step began: of the model, and of
-    modules without parameters that are called before it or whose results have gradients."""
+    modules without parameters that a loss depends on."""
 
     @property
     def last_clips(self) -> list[Clip]:
         """Calls after the last backward pass: others clip a part of the step's gradient."""
         return [clip for clip in self.clips if clip.micros == len(self.micros)]
+
+    @property
+    def unclipped(self) -> list[Tensor | None]:
+        """Gradients before the first of these calls that clips them; empty without one."""
+        by_call = [clip.gradients for clip in self.last_clips]
+        of_parameters = zip(*by_call, self.gradients, strict=False) if by_call else ()
+        return [next((g for g in calls if g is not None), None) for calls in of_parameters]
 
     @property
     def rates(self) -> list[float]:
@@ -282,9 +289,9 @@ class Record:
     """True if a draw of a replay has the rows of all ranks: the script asked for those of one."""
     gradient_hooks: bool = False
     """True if the script has hooks on gradients, which may change them before any reduction."""
-    batch_norm: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    batch_norm: dict[tuple[Any, ...], list[tuple[int, float]]] = field(default_factory=dict)
     """Number of rows, and a checksum of the means that batch norm takes from these rows of one
-    rank, by module, in the order of its calls."""
+    rank, by the module's name, a flag for gradients, and the step and micro-batch of the call."""
     twins: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of parameters of different modules with equal values at the start."""
     orphans: list[str] = field(default_factory=list)

@@ -214,12 +214,49 @@ def named(records: Records, *, shares: Record | None = None, alone: Sequence[Rec
 
 def test_batch_norm_is_named_if_its_shares_give_the_gradient() -> None:
     other = torch.randn(40, generator=GENERATOR)
-    records = matched(MEAN, other, batch_norm={"": [(4, 0.0)]})
+    records = matched(MEAN, other, batch_norm={("", True, 0, 0): [(4, 0.0)]})
     assert named(records, shares=record(0, MEAN * (1 + 1e-6))) == "batch_norm_of_share"
     assert named(records, shares=record(0, other)) == ""
     assert named(matched(MEAN, other), shares=record(0, MEAN)) == ""
-    rounded = matched(MEAN, MEAN + 2e-6 * OWN[0], batch_norm={"": [(4, 0.0)]})
+    rounded = matched(MEAN, MEAN + 2e-6 * OWN[0], batch_norm={("", True, 0, 0): [(4, 0.0)]})
     assert named(rounded, shares=record(0, MEAN + 1e-6 * OWN[1])) == ""
+
+
+def test_models_that_are_clipped_one_by_one_have_gradients_before_that() -> None:
+    first, second, third = OWN[0], OWN[1], MEAN
+    facts: dict[str, Any] = {"norm": 1.0, "limit": 0.1, "scaled": False, "scale": 1.0, "micros": 0}
+    clips = [
+        Clip(gradients=[first, None, None], **facts),
+        Clip(gradients=[0.1 * first, second, None], **facts),
+    ]
+    used: list[Tensor | None] = [0.1 * first, 0.1 * second, third]
+    before = Step(gradients=used, clips=clips).unclipped
+    assert all(map(torch.equal, map(present, before), (first, second, third)))
+    assert Step(gradients=used).unclipped == []
+
+
+def test_what_batch_norm_leaves_of_a_deviation_is_named_beside_it() -> None:
+    """Statistics of a rank's rows make a loss look like one of the full batch."""
+    single, other = (torch.randn(40, generator=GENERATOR) for _ in range(2))
+    alone = dict(enumerate([record(0, OWN[0]), record(1, OWN[1])]))
+
+    def beside(of_shares: Tensor | None, *, unclear: bool = False) -> list[str]:
+        """Names for ranks that use the mean, and a gradient of one process with their rows."""
+        records = matched(MEAN, single, batch_norm={("", True, 0, 0): [(4, 0.0)]})
+        shares = None if of_shares is None else record(0, of_shares)
+        records = replace(records, with_shares=lambda: shares, alone=alone.get)
+        found = present(causes.of_gradient(records))
+        assert found.name == "whole_batch_loss"
+        cause, rest = causes.beside_batch_norm(records, found, unclear=unclear)
+        return [finding.name for finding in (cause, *rest) if finding is not None]
+
+    uneven = 0.3 * OWN[0] + 0.7 * OWN[1]
+    assert beside(uneven) == ["batch_norm_of_share", "uneven_weights"]
+    assert beside(uneven, unclear=True) == ["batch_norm_of_share"]
+    near = MEAN + 0.1 * other
+    assert beside(near) == ["batch_norm_of_share", "whole_batch_loss"], "contrastive, too"
+    assert beside(-MEAN) == ["whole_batch_loss"], "it takes the rows of all ranks"
+    assert beside(None) == ["whole_batch_loss"]
 
 
 def test_a_loss_of_the_full_batch_is_named_if_ranks_alone_have_their_gradients() -> None:

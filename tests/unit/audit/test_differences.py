@@ -175,7 +175,7 @@ def drop_bias(record: Record) -> None:
         (lambda r: setattr(r.steps[0].micros[0], "loss", 1.7), "loss_term", "terms beside it"),
         (of_record(dropout={"drop": 0.0}), "dropout", "none (A: 0.1 in 1 module)"),
         (of_record(epsilon=2.0**-7), "precision", "rounds to 7 bits (A: 23)"),
-        (of_record(batch_norm={"": [(4, 0.0)]}), "batch_norm", "8 rows"),
+        (of_record(batch_norm={("", True, 0, 0): [(4, 0.0)]}), "batch_norm", "8 rows"),
         (of_record(resumed_at=5), "resumed", "5 steps"),
         (lambda r: r.optimizer_facts[0].types.append("bfloat16"), "weights_type", "bfloat16"),
         (

@@ -34,8 +34,9 @@ def replay(tmp_path: Path) -> Iterator[ReplayObserver]:
     recorded = str(tmp_path / "recorded")
     for rank, rate in enumerate((0.4, 0.2)):
         draw = Draw(place="train.py:7", value=torch.full((1, 2), float(rank)))
+        weights = Draw(place="model: net.py:3 < main.py:9 < launch.py:5", value=torch.ones(2))
         steps = [Step(settings=[{"lr": rate}])]
-        record = Record(rank=rank, ranks=2, optimizers=[0], steps=steps, draws=[draw])
+        record = Record(rank=rank, ranks=2, optimizers=[0], steps=steps, draws=[draw, weights])
         record.save(file := rank_file(recorded, rank))
         torch.save([torch.full((3,), float(rank))], file.with_suffix(START))
     plan = Plan(directory=str(tmp_path), recorded=recorded, order=(0, 1), steps=9)
@@ -50,6 +51,13 @@ def test_a_draw_outside_of_the_model_is_replaced_by_those_of_all_ranks(
     drawn = present(replay.draw("train.py:7", torch.full((2, 2), 9.0), own_seed=False))
     assert drawn.tolist() == [[0, 0], [1, 1]]
     assert replay.draw("train.py:7", torch.full((2, 2), 9.0), own_seed=False) is None
+
+
+def test_ranks_that_the_script_starts_have_other_last_callers(replay: ReplayObserver) -> None:
+    drawn = torch.zeros(2)
+    assert replay.draw("model: net.py:4 < main.py:9 < launch.py:5", drawn, own_seed=False) is None
+    place = "model: net.py:3 < main.py:9 < launch.py:8 < main.py:20"
+    assert present(replay.draw(place, drawn, own_seed=False)).tolist() == [1, 1]
 
 
 def test_a_replayed_step_has_the_learning_rate_of_rank_0(replay: ReplayObserver) -> None:

@@ -33,6 +33,22 @@ def test_pictures_of_other_sizes_stay_a_list() -> None:
     assert [len(target["boxes"]) for target in batch[1]] == [1, 2, 3, 4]
 
 
+class Padded:
+    """Pictures with a mask, as DETR has them: an object that no library knows."""
+
+    def __init__(self, rows: int) -> None:
+        self.tensors, self.mask = torch.ones(rows, 3, 4, 4), torch.zeros(rows, 4, 4).bool()
+
+
+def test_objects_with_tensors_are_joined_and_are_no_list_of_samples() -> None:
+    targets = [({"boxes": torch.ones(n, 4)}, {"boxes": torch.ones(n + 1, 4)}) for n in (1, 3)]
+    batch = joined([(Padded(2), targets[0]), (Padded(2), targets[1])], size=2)
+    assert batch[0].tensors.shape == (4, 3, 4, 4)
+    assert batch[0].mask.shape == (4, 4, 4)
+    assert [len(target["boxes"]) for target in batch[1]] == [1, 2, 3, 4]
+    assert [tensor.shape for tensor in leaves(batch[0])] == [(4, 3, 4, 4), (4, 4, 4)]
+
+
 def test_a_number_beside_tensors_stays_in_its_place() -> None:
     inputs, length = joined([(torch.ones(2, 3), 3), (torch.zeros(1, 3), 3)])
     assert len(inputs) == 3

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from shardmark.scripts.draws import WatchDraws
+from shardmark.scripts.draws import Flow, WatchDraws
 from shardmark.scripts.interventions.base import replace
 
 
@@ -19,7 +19,7 @@ def test_draws_of_scripts_and_of_dropout_are_seen() -> None:
     def watch(_place: str, value: Tensor, _own_seed: bool) -> None:
         seen.append(tuple(value.shape))
 
-    with WatchDraws(watch):
+    with WatchDraws(watch, Flow()):
         nn.Linear(5, 5)
         torch.randint(10, (4,))
         nn.functional.dropout(torch.ones(2, 3), 0.5)
@@ -32,7 +32,7 @@ def test_a_replayed_draw_replaces_the_result() -> None:
     def watch(_place: str, value: Tensor, _own_seed: bool) -> Tensor:
         return torch.arange(2 * len(value))
 
-    with WatchDraws(watch):
+    with WatchDraws(watch, Flow()):
         assert torch.randint(10, (2,)).tolist() == [0, 1, 2, 3]
 
 
@@ -44,7 +44,7 @@ def test_a_place_ends_at_the_script_whatever_starts_it(tmp_path: Path) -> None:
 
     script = tmp_path / "train.py"
     script.write_text("import torch\n\n\ndef noise():\n    return torch.randn(3)\n\n\nnoise()\n")
-    with WatchDraws(watch):
+    with WatchDraws(watch, Flow()):
         runpy.run_path(str(script), run_name="__main__")
     assert places == ["train.py:5 < train.py:8"]
 
@@ -56,7 +56,7 @@ def test_noise_with_a_seed_of_its_own_is_told_apart() -> None:
     def watch(_place: str, _value: Tensor, own_seed: bool) -> None:
         owns.append(own_seed)
 
-    draws, module = WatchDraws(watch), SimpleNamespace(manual_seed=torch.random.manual_seed)
+    draws, module = WatchDraws(watch, Flow()), SimpleNamespace(manual_seed=torch.random.manual_seed)
     replace(module, "manual_seed", draws.seeded)
     with draws:
         module.manual_seed(0)

@@ -28,6 +28,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.scripts import full_tensors, hooks
+from shardmark.scripts.draws import WatchDraws
 from shardmark.scripts.observer import Observer
 from shardmark.scripts.record import START, Loader, Record, part_of
 from shardmark.scripts.recording import Plan, rank_file
@@ -255,27 +256,31 @@ class Normalizer(nn.Module):
 
 
 def test_buffers_of_modules_without_parameters_are_recorded(observer: Observer) -> None:
-    """A module after the model counts if the gradient flows through it: a meter does not."""
+    """They count if a loss depends on them, also without a gradient: those of a meter do not."""
     normalizer, layer = Normalizer(), nn.Linear(3, 3)
-    trainer = Trainer(observer, layer)
+    trainer, data = Trainer(observer, layer), torch.ones(2, 3)
 
-    def call(outputs: torch.Tensor) -> None:
+    def called() -> torch.Tensor:
         observer.before_module(normalizer)
+        outputs: torch.Tensor = normalizer.forward(data)
         observer.after_module(normalizer, (), outputs)
+        return outputs
 
-    def buffers(before: torch.Tensor | None, after: torch.Tensor | None) -> set[str]:
-        if before is not None:
-            call(before)
-        trainer.backward(layer)
-        if after is not None:
-            call(after)
+    def buffers(loss: torch.Tensor) -> set[str]:
+        observer.before_backward(loss)
+        observer.after_backward()
         trainer.update(0)
         return set(observer.record.steps[-1].buffers)
 
-    data = torch.ones(2, 3)
-    assert buffers(data, None) == {"Normalizer.mean"}
-    assert buffers(None, data) == set()
-    assert buffers(None, layer(data)) == {"Normalizer.mean"}
+    with WatchDraws(lambda *_: None, observer.flow):
+        called()
+        assert buffers(layer(data).sum()) == set()
+        with torch.no_grad():
+            inputs = torch.cat([called().clamp(-1, 1), data])
+        assert buffers(layer(inputs).sum()) == {"Normalizer.mean"}
+        assert set(observer.record.steps[0].buffers) == {"Normalizer.mean"}
+        assert buffers((layer(data) - called()).sum()) == {"Normalizer.mean"}
+        assert buffers(layer(data).sum()) == set()
 
 
 def test_a_gather_inside_of_the_model_counts_if_it_takes_results(observer: Observer) -> None:

@@ -210,7 +210,10 @@ class RunFolder:
         try:
             content = read_regular(path)
             check_values(content)
-            environment = json.loads(content, parse_int=_whole_number)
+            environment = json.loads(
+                content,  # a huge integer becomes a float, so that arithmetic does not overflow
+                parse_int=lambda text: int(text) if len(text) < 20 else float(text),
+            )
         except (ValueError, RecursionError):
             return {}
         except OSError as error:
@@ -452,11 +455,6 @@ def _check(result: TrialResult, folder: Path, *, verify: bool) -> None:
     if result.outcome is Outcome.OK and not (trained and result.layout.training_ranks):
         raise ValueError("its outcome is ok, but no rank that trains is in it")
     check_bounds(result)
-
-
-def _whole_number(text: str) -> float:
-    """Parse an integer; a huge one becomes a float, so that arithmetic does not overflow."""
-    return int(text) if len(text) < 20 else float(text)
 
 
 def _finite(result: TrialResult) -> TrialResult:

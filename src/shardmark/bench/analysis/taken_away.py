@@ -209,8 +209,10 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     counts = _counts(samples)
     more = [*_more_reductions(counts)]
     needed = next((p for p in parts if p.kind == "communication"), None)
-    if needed is not None and (more or _is_thin(counts, step.value - needed.seconds.value)):
-        needed = None
+    if needed is not None:  # the link takes long for a step's messages, or its rate is not known
+        rate, rest_seconds = counts["link_bytes_per_second"], step.value - needed.seconds.value
+        thin = rate is None or counts["sent_bytes"] / rate > THIN * rest_seconds
+        needed = None if more or thin else needed
     code = [*_code(samples)]
     late = [*_lateness(samples, code)]
     parts = [part for part in (*beside, *parts, *late) if part is not needed]
@@ -381,12 +383,6 @@ def _counts(samples: Samples) -> dict[str, Any]:
         "rows_by_rank": [fmean(rank["rows"]) if rank["rows"] else None for rank in seen],
         "loader": seen[0].get("loader"),
     }
-
-
-def _is_thin(counts: Mapping[str, Any], rest_seconds: float) -> bool:
-    """True if the link takes long for a step's messages, or if its rate is not known."""
-    rate = counts["link_bytes_per_second"]
-    return rate is None or counts["sent_bytes"] / rate > THIN * rest_seconds
 
 
 def _more_reductions(counts: Mapping[str, Any]) -> Iterable[str]:

@@ -93,7 +93,11 @@ class Lockstep:
         states = generator_states(self._device)
         self._hand_on(rank)
         self._take_turn(rank)
-        _restore(states, self._device)
+        torch.set_rng_state(states[0][0])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(states[0][1], self._device)
+        random.setstate(states[1])
+        np.random.set_state(states[2])
         if self._rounds < expected_round:
             raise OutOfStepError
         return self._values
@@ -156,11 +160,3 @@ def same_states(states: GeneratorStates, others: GeneratorStates) -> bool:
         and states[1] == others[1]
         and all(np.array_equal(first, second) for first, second in arrays)
     )
-
-
-def _restore(states: GeneratorStates, device: torch.device) -> None:
-    torch.set_rng_state(states[0][0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[0][1], device)
-    random.setstate(states[1])
-    np.random.set_state(states[2])

@@ -89,8 +89,9 @@ def _trainings(against: Against) -> Columns[Pair]:
         RELATIVE_PEAK: f"peak/{reference}",
     }
     ratio = partial(Column, decimals=2, estimated=True)
+    headline = map(metric_column, against.metrics)
     columns = [
-        *(_headline(name) for name in against.metrics),
+        *(replace(column, title="total") if column.key == TOTAL else column for column in headline),
         *(ratio(name, titles[name]) for name in against.ratios),
     ]
     return [
@@ -100,11 +101,6 @@ def _trainings(against: Against) -> Columns[Pair]:
         (Column("ranks", "ranks", names_row=True), attrgetter("world_size")),
         *(side for column in columns for side in _both_sides(column)),
     ]
-
-
-def _headline(name: str) -> Column:
-    column = metric_column(name)
-    return replace(column, title="total") if name == TOTAL else column
 
 
 def _both_sides(column: Column) -> Columns[Pair]:

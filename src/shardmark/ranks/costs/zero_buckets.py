@@ -51,7 +51,8 @@ def reduced_in_buckets(
         before, copied = retained, 0
         for size in reversed(unit.sizes):
             if begin < end and end - begin + size > bucket:
-                copied = max(copied, _copied(begin, end, part, bucket))
+                groups = _groups(begin, end, part, bucket)  # flattened together for several ranks
+                copied = max(copied, *(sum(group) for group in groups if len(group) > 1), 0)
                 owners = _owners(begin, end, part)
                 retained = max(retained, *(retains * elements[rank] for rank in owners))
                 end = begin
@@ -69,12 +70,6 @@ def _part(units: Sequence[UnitSize], ranks: int) -> int:
 def _owners(begin: int, end: int, part: int) -> range:
     """Ranks that own any of the elements from `begin` to `end`."""
     return range(begin // part, (end - 1) // part + 1) if end > begin else range(0)
-
-
-def _copied(begin: int, end: int, part: int, bucket: int) -> int:
-    """Largest number of elements that are flattened together for several ranks."""
-    groups = (group for group in _groups(begin, end, part, bucket) if len(group) > 1)
-    return max(map(sum, groups), default=0)
 
 
 def _groups(begin: int, end: int, part: int, bucket: int) -> Iterator[list[int]]:

@@ -55,7 +55,10 @@ def add_adapter(
         except ValueError as error:
             raise InputError("workload.adapter.targets", str(error), "name linear layers") from None
     if adapter.base != "fp32":
-        _cast_frozen(model, torch.float16 if adapter.base == "fp16" else torch.bfloat16)
+        dtype = torch.float16 if adapter.base == "fp16" else torch.bfloat16
+        for parameter in model.parameters():
+            if not parameter.requires_grad and parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
     if adapter.base == "nf4":
         for layer in _bases(parts):
             setattr(layer.weight, ELEMENT_BYTES, NF4_BYTES)
@@ -73,12 +76,6 @@ def _linear_layers(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
     inside = {module for block in blocks for module in block.modules()}
     named = model.named_modules()
     return [name for name, m in named if m in inside and type(m).__name__ in LINEAR]
-
-
-def _cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
 
 
 def _bases(blocks: Sequence[nn.Module]) -> list[nn.Linear]:

@@ -42,16 +42,12 @@ class Arguments(Intervention):
         if more.keys() & signature.bind_partial(*arguments).arguments.keys():
             more = {}  # the script gives it by its place
         if more and (place := line_of(sys._getframe(2))):
-            self.places[place] = {_name_of(original, arguments): more}
+            named = type(arguments[0]) if original.__name__ == "__init__" else original
+            self.places[place] = {named.__name__: more}
         return original(*arguments, **{**keywords, **more})
 
     def facts(self) -> dict[str, object]:
         return {"places": self.places}
-
-
-def _name_of(function: Any, arguments: tuple[Any, ...]) -> str:
-    is_class = function.__name__ == "__init__"
-    return type(arguments[0]).__name__ if is_class else str(function.__name__)
 
 
 class Workers(Arguments):

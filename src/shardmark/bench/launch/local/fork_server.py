@@ -149,7 +149,10 @@ class ForkServer:
         try:
             self.make_ready()
             self._temporary.mkdir(parents=True, exist_ok=True)
-            added = {"TMPDIR": str(self._temporary), **self._compiler_caches(), **variables}
+            # Caches are empty for each trial, so that every trial compiles everything.
+            caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+            added = {name: str(self._temporary / folder) for name, folder in caches.items()}
+            added |= {"TMPDIR": str(self._temporary), **variables}
             on_gpu = self._to_load is not None and self._to_load[1] == "cuda"
             self._used_before = used_memory() if on_gpu else {}
             self._agent_pid = self._ask("fork", agent, argument, task, added)
@@ -158,11 +161,6 @@ class ForkServer:
         except KeyboardInterrupt:
             self.close()  # it also ends an agent whose process id has not arrived
             raise
-
-    def _compiler_caches(self) -> dict[str, str]:
-        """Return empty cache folders for each trial, so that every trial compiles everything."""
-        names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-        return {name: str(self._temporary / folder) for name, folder in names.items()}
 
     def ended(self, timeout_seconds: float) -> int | None:
         """Return the agent's exit code, or None if the trial has not ended within that time."""

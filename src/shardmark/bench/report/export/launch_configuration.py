@@ -94,10 +94,6 @@ def launch_configuration(
     return replace(configuration, notes=(*configuration.notes, BF16_WEIGHTS_NOTE))
 
 
-def _single(_: Single, *__: object) -> LaunchConfiguration:
-    return LaunchConfiguration(accelerate={"distributed_type": "NO"}, example="single")
-
-
 def _data_parallel(_: DataParallel, __: Recipe, layout: Layout, ___: str) -> LaunchConfiguration:
     return LaunchConfiguration(
         wrapper="torch.nn.DataParallel",
@@ -323,7 +319,7 @@ def _ulysses(
 
 
 CONFIGURATIONS: dict[type[Any], Callable[..., LaunchConfiguration]] = {
-    Single: _single,
+    Single: lambda *_: LaunchConfiguration(accelerate={"distributed_type": "NO"}, example="single"),
     DataParallel: _data_parallel,
     DDP: _ddp,
     ZeroRedundancy: _zero_redundancy,

@@ -96,7 +96,8 @@ def facets_of(groups: Sequence[Group]) -> list[Group]:
     facets: list[Group] = []
     for group in groups:
         sizes = sorted({entry.row.world_size for entry in group.entries})
-        alone = [entry for entry in group.entries if _only_on_one(entry, group)]
+        several = {entry.name for entry in group.entries if entry.row.world_size > 1}
+        alone = [entry for entry in group.entries if several and entry.name not in several]
         for size in sizes:
             of_this_size = [e for e in group.entries if e.row.world_size == size and e not in alone]
             if of_this_size or sizes == [1]:
@@ -161,11 +162,6 @@ def reliability(entries: Sequence[Entry], estimates: Sequence[Estimate] = ()) ->
 
 def rows_read(count: int) -> str:
     return f"Of {count} rows the first {MOST_ROWS_READ}." if count > MOST_ROWS_READ else ""
-
-
-def _only_on_one(entry: Entry, group: Group) -> bool:
-    sizes = {other.row.world_size for other in group.entries if other.name == entry.name}
-    return sizes == {1} and any(other.row.world_size > 1 for other in group.entries)
 
 
 def _conditions(row: Row) -> tuple[str, ...]:

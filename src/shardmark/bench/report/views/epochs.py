@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -150,7 +150,9 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
             (for_programs("reached"), _reached),
             (
                 Column("best", "best", decimals=4),
-                lambda repeats: _worst((repeat.best for repeat in repeats), higher=higher),
+                lambda repeats: (min if higher else max)(
+                    (repeat.best for repeat in repeats if repeat.best is not None), default=None
+                ),
             ),
             (for_programs("repeats"), lambda repeats: [repeat._asdict() for repeat in repeats]),
         ],
@@ -253,11 +255,6 @@ def _higher(metric: str, rows: Sequence[Row]) -> bool:
 def _best(metric: str, epochs: Sequence[Epoch], *, higher: bool) -> float | None:
     values = [value for epoch in epochs if (value := _number(epoch, metric)) is not None]
     return (max if higher else min)(values, default=None)
-
-
-def _worst(values: Iterable[float | None], *, higher: bool) -> float | None:
-    finite = [value for value in values if value is not None]
-    return (min if higher else max)(finite, default=None)
 
 
 def _reached(repeats: Sequence[TargetReached]) -> int:
