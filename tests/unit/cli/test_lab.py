@@ -91,6 +91,7 @@ COUNTS = {"messages": 5.0, "sent_bytes": 2_138_176.0, "state_bytes": 0, "step_se
         (1.02, 0.06, "failed"),
         (0.6, 0.3, "failed"),
         (1.15, 0.2, "not decided"),
+        (1.06, 0.05, "not decided"),
     ],
 )
 def test_the_race_gives_the_grade(ratio: float, error: float, verdict: str, lab: Path) -> None:

@@ -133,7 +133,7 @@ def judged(number, document, values):
     speed = f"{values['times as fast as the reference']} times as fast as reference.py {number}"
     if high < 1 + MARGIN:
         return FAIL, speed
-    if low > 1:
+    if low > 1 and result["ratio"] >= 1 + MARGIN:
         return PASS, speed
     return UNDECIDED, f"{speed}; run it again on an idle machine"
 
