@@ -39,6 +39,8 @@ class GuidedObserver(ReplayObserver):
         super().__init__(replace(plan, order=tuple(range(first, first + many))))
         self._divides_itself = False
         """True if the script makes micro-batches of a loader's batch."""
+        self._drawn_for: dict[int, tuple[str, Tensor]] = {}
+        """Place of a divided draw, and checksums of the rows that it is for, by forward pass."""
         self._outside_by_shape: dict[torch.Size, list[Tensor]] = {}
         for draw in self._ranks[0].draws:
             self._outside_by_shape.setdefault(draw.value.shape, []).append(draw.value)
@@ -91,9 +93,22 @@ class GuidedObserver(ReplayObserver):
         if pieces > 1 and value.dim() and rows == pieces * len(value):
             number = index * self.plan.divided + piece
             number = number if self._divides_itself else piece * count + index
-            all_rows = [row for p in parts for row in p.chunk(len(p))]
+            all_rows = [row for p in parts if len(p) for row in p.chunk(len(p))]
             parts = all_rows[number * len(value) : (number + 1) * len(value)]
+            forwards = [f for n in passes for rank in self._ranks for f in rank.forwards[n : n + 1]]
+            if inputs := [f.inputs[0] for f in forwards if f.inputs]:
+                sums = torch.cat(inputs)
+                size = len(sums) // pieces
+                self._drawn_for[forward] = place, sums[number * size : (number + 1) * size]
         return self._together(parts, len(parts), place, value, False)
+
+    def after_root(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        super().after_root(module, inputs, outputs)
+        forward = len(self.record.forwards) - 1
+        if (drawn := self._drawn_for.pop(forward, None)) is not None:
+            rows = next(iter(self.record.forwards[forward].inputs), torch.empty(0))
+            same = rows.shape == drawn[1].shape and torch.allclose(rows, drawn[1])
+            self.record.unmatched += [] if same else [drawn[0]]
 
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
         """Draws in the order of the recorded ones of that shape: places are of another script."""

@@ -165,7 +165,7 @@ def _judged(
     sides = f"{_side(match.b, scripts.b)} against {_side(match.a, scripts.a)}"
     if deviation and explaining:
         answer = f"B does not train what A trains: {deviation}, because {ordered[0].reason}"
-    elif failing is not None and (draws := scripts.b[0].unmatched):
+    elif failing is not None and not seen and (draws := scripts.b[0].unmatched):
         hint = "" if match.b.recording.deterministic else "; audit it with --deterministic"
         reason = f"B cannot repeat A's random numbers ({draws[0]}){hint}"
         return match.b.untold(reason, scripts.b, method=METHOD)

@@ -7,7 +7,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
-from math import gcd, inf
+from math import gcd, inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from shardmark.scripts.observer import Observer, trained_parameters
 from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record, joined_tensors
 from shardmark.scripts.recording import GROWN, Plan, rank_file
 
+MOST_WAYS = 4096
+"""Most choices of one call of batch norm for each rank."""
 MOST_VIEWS = 16
 """Most views of a batch that a script may put behind each other before batch norm."""
 
@@ -178,8 +180,10 @@ class ReplayObserver(Observer):
             return self._recomputed(value)
         if place not in self._draw_places:  # a rank that `mp.spawn` starts has other last callers
             inner_of = {p: p.rpartition(" < ")[0] or p for p in self._draw_places}
+            fewer = [p for p in inner_of if place.startswith(f"{p} < ")]
             similar = [p for p, inner in inner_of.items() if place.startswith(f"{inner} < ")]
-            place = max(similar, key=len, default=place)
+            one = similar if len(similar) == 1 else []  # several may be of other lines
+            place = max(fewer or one, key=len, default=place)
         if self._stack and torch.is_grad_enabled():
             forward = len(self.record.forwards)
             number = next(self._draws_inside[forward])
@@ -309,6 +313,9 @@ class ReplayObserver(Observer):
             return None if ranks is None else ranks.to(value.device)
         place, least = self.place_of(self._stack[-1]), inf
         calls = [rank.batch_norm.get(place, []) for rank in self._ranks]
+        ways = prod(len({size for size, _ in of_rank}) for of_rank in calls)
+        if ways > MOST_WAYS:
+            return None
         # One rank may have calls of its own: rows and means show which calls belong together.
         for sizes in itertools.product(*({size for size, _ in of_rank} for of_rank in calls)):
             fits = sum(sizes) == rows

@@ -156,7 +156,9 @@ class _Rounds:
         """Look at what the script does.  Raises `InputError` if it does not run."""
         self.run(LOOK, {"look": ""}, 0)
         if not self.samples.trials(LOOK):
-            reason = self.samples.failures.get(LOOK, "the budget has no time for one trial")
+            if LOOK not in self.samples.failures:
+                raise InputError("--budget", "no time for one trial", "give it more")
+            reason = self.samples.failures[LOOK]
             raise InputError(f"command {self.command!r}", reason, "mend that first")
 
     def repeat(self, variants: Mapping[str, Interventions]) -> None:

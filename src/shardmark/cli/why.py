@@ -7,14 +7,18 @@ import os
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardmark.base.errors import InputError
 from shardmark.base.text import say_text
 from shardmark.cli.arguments import TextOrJson, numbers_of_ranks, path_of
 from shardmark.cli.run import resumable
 from shardmark.cli.time import measured_command
+
+if TYPE_CHECKING:
+    from shardmark.bench.analysis.taken_away import Explanation
 
 
 def explain_step(
@@ -65,16 +69,23 @@ def explain_step(
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     longest = f"{10 * len(numbers)}m" if budget is None else budget
     ends_at = time.monotonic() + parse_seconds(longest, "--budget")
-    explanations, documents = [], []
+    explanations: list[Explanation] = []
+    documents: list[dict[str, Any]] = []
     with run_folder(out, "why") as folder, resumable(folder):
         for index, number in enumerate(numbers):
             seconds = max(ends_at - time.monotonic(), 0) / (len(numbers) - index)
             path = folder if len(numbers) == 1 else folder / f"ranks-{number}"
             options = RunOptions(quiet=quiet or form is TextOrJson.JSON, budget_seconds=seconds)
             with listener(path, options) as progress:
-                explanation = explain(
-                    shlex.join(words), number, path, budget_seconds=seconds, listener=progress
-                )
+                try:
+                    explanation = explain(
+                        shlex.join(words), number, path, budget_seconds=seconds, listener=progress
+                    )
+                except InputError as error:
+                    if not explanations:
+                        raise
+                    progress.note(f"no answer for {number} ranks: {error}")
+                    continue
             explanations.append(explanation)
             documents.append({**facts_of(explanation), "run": str(path)})
             if form is TextOrJson.TEXT:

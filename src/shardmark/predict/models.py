@@ -96,7 +96,7 @@ class Models:
         from shardmark.ranks.strategies.parameters import check_parameters
 
         settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile, casts)
-        key = (options, *settings, device_type, activations)
+        key = (options, *settings, device_type, activations, self.routed_experts)
         update = (recipe.optimizer, recipe.weights)
         others = None
         for cached_key, cached_update, profile in self._profiles:

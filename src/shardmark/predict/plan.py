@@ -675,8 +675,12 @@ def _placement_notes(rows: Sequence[Prediction]) -> Iterator[str]:
             " them if its strategy shards. Expert parallelism, which large models usually need, is"
             " not planned."
         )
-    if any((row.tokens_per_sample or 0) >= LONG_TOKENS and row.devices > 1 for row in rows):
-        yield "Context parallelism, which divides such long samples, is not planned; ulysses is."
+    long = (row for row in rows if (row.tokens_per_sample or 0) >= LONG_TOKENS and row.memory)
+    if any(row.devices > 1 for row in long):
+        yield (
+            "Context parallelism, which divides such long samples, is not planned; --strategies"
+            " ulysses is."
+        )
     largest = {
         row.label: row for row in sorted(rows, key=lambda row: row.host_bytes) if row.host_bytes
     }

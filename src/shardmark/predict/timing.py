@@ -91,7 +91,7 @@ CONSTANTS: Mapping[Stack, Constants] = {
     "eager": Constants(language=0.97),
     "fused": Constants(language=0.84),
 }
-"""Constants of each stack, fitted to published runs with it."""
+"""Constants of each stack, fitted to published runs with it; of `fused` without those of 2023."""
 
 
 def operation_seconds(

@@ -65,10 +65,10 @@ def joined(
     if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
         return type(first)({key: join([part[key] for part in parts]) for key in first})
     if names := _fields(first):
-        together = copy.copy(first)
-        for name in names:
-            object.__setattr__(together, name, join([getattr(part, name) for part in parts]))
-        return together
+        joints = {name: join([getattr(part, name) for part in parts]) for name in names}
+        return (dataclasses.replace if dataclasses.is_dataclass(first) else _changed)(
+            first, **joints
+        )
     if isinstance(first, list | tuple):
         if _lists_samples(first, size):
             return type(first)(value for part in parts for value in part)
@@ -77,14 +77,25 @@ def joined(
     return first
 
 
+def _changed(value: Any, **fields: Any) -> Any:
+    together = copy.copy(value)
+    together.__dict__.update(fields)
+    return together
+
+
 def _fields(value: Any) -> list[str]:
-    """Names of the fields of a dataclass, or of another object that has tensors."""
+    """Names of the fields of a dataclass, or of the tensors of another object.
+
+    None of an object with a number, which may be one of its rows or targets.
+    """
     if isinstance(value, type | Tensor | torch.nn.Module | list | tuple):
         return []
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value)]
     values = getattr(value, "__dict__", {})
-    return [*values] if any(isinstance(v, Tensor) for v in values.values()) else []
+    tensors = {name: v for name, v in values.items() if isinstance(v, Tensor)}
+    counts = any(isinstance(v, int | float) and not isinstance(v, bool) for v in values.values())
+    return [] if counts or any(not tensor.dim() for tensor in tensors.values()) else [*tensors]
 
 
 def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
@@ -94,7 +105,7 @@ def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
     return (
         batch_size is not None
         and len(values) == batch_size
-        and len({type(value) for value in values}) == 1
+        and len({type(value) for value in values if value is not None}) == 1
         and any(_rows(value) != batch_size for value in values)
     )
 

@@ -25,23 +25,60 @@ OF_MODEL = "model: "
 """Begins the place of a draw in the constructor of a module."""
 
 
+OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_"}
+"""Operators that read no value of their first argument."""
+MOST_FOLLOWED = 4096
+"""Number of tensors after which those that are gone are forgotten."""
+
+
 class Flow:
     """Knows which tensors depend on chosen ones, by a name for each origin."""
 
     def __init__(self) -> None:
         self._origins: dict[StorageWeakRef, set[str]] = {}
+        self._most = MOST_FOLLOWED
+        self._named: dict[int, str] = {}
+
+    def name_of(self, module: torch.nn.Module) -> str:
+        """Name of an origin: the class of a module, with a number from the second one on."""
+        kind = type(module).__name__
+        if id(module) not in self._named:
+            count = sum(name.partition("-")[0] == kind for name in self._named.values())
+            self._named[id(module)] = f"{kind}-{count + 1}" if count else kind
+        return self._named[id(module)]
 
     def origins(self, values: Sequence[Any]) -> set[str]:
         return set[str]().union(*(self._origins.get(s, ()) for s in _storages(values)))
 
-    def note_call(self, values: Sequence[Any], result: Any) -> None:
+    def note_call(self, name: str, values: Sequence[Any], result: Any) -> None:
         """Note an operator that was called; one without a result changes its first argument."""
-        if self._origins and (origins := self.origins(values)):
+        if not self._origins or name.startswith("new_") or name.endswith("_like"):
+            return  # no value is read
+        if name in OVERWRITES and _is_whole(values[0]):
+            for storage in _storages(values[:1]):
+                self._origins.pop(storage, None)
+            values = values[1:]
+        if origins := self.origins(values):
             self.add([values[0] if result is None else result], origins)
 
     def add(self, values: Sequence[Any], origins: set[str]) -> None:
         for storage in _storages(values):
             self._origins[storage] = self._origins.get(storage, set()) | origins
+        if len(self._origins) > self._most:  # tensors of long ago
+            living = {
+                key: names
+                for key, names in self._origins.items()
+                if not key.expired()  # type: ignore[no-untyped-call]
+            }
+            self._origins = living
+            self._most = max(MOST_FOLLOWED, 2 * len(self._origins))
+
+
+def _is_whole(tensor: Any) -> bool:
+    """True for a tensor with all values of its storage."""
+    with suppress(NotImplementedError, RuntimeError):
+        return bool(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size())
+    return False
 
 
 def _storages(values: Sequence[Any]) -> list[StorageWeakRef]:
@@ -74,7 +111,8 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._flow.note_call((*args, *(kwargs or {}).values()), result)
+        name = func.overloadpacket.__name__
+        self._flow.note_call(name, (*args, *(kwargs or {}).values()), result)
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return result
         if any(_is_no_draw(value) for value in (*args[:1], result)):

@@ -160,10 +160,17 @@ class Observer:
             return
         outermost = not self._stack
         self._stack.append(module)
-        if outermost and not _has_parameters(module):
-            buffers = {f"{type(module).__name__}.{n}": v for n, v in _buffers(module).items()}
-            self._followed[type(module).__name__].setdefault(len(self.record.steps), buffers)
-            self.flow.add([*module.buffers()], {type(module).__name__})
+        if outermost and not _has_parameters(module) and next(module.buffers(), None) is not None:
+            name = self.flow.name_of(module)
+            buffers = {f"{name}.{n}": v for n, v in _buffers(module).items()}
+            number = len(self.record.steps) + bool(self._stepped)  # the step before may be open
+            self._followed[name].setdefault(number, buffers)
+            parts = (
+                part
+                for part in module.modules()
+                if not (isinstance(part, _BatchNorm) and part.training)  # it does not read them
+            )
+            self.flow.add([b for part in parts for b in part.buffers(recurse=False)], {name})
         if not torch.is_grad_enabled():
             return
         if outermost:
@@ -210,8 +217,10 @@ class Observer:
         if "FSDP1" not in frameworks_of(module):  # its slices of flat parameters are not sampled
             self.record.every = sampling_of(elements)
         recorded_bytes = 4 * elements * (1 + ranks * (3 * self.plan.steps + 4) / self.record.every)
-        memory = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
-        available_bytes = int(memory[0]) * 1024 if memory else math.inf
+        available_bytes = math.inf
+        with suppress(OSError, IndexError):
+            memory = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()
+            available_bytes = int(memory[0]) * 1024
         for place, free_bytes in (
             (f"on the disk of {self.plan.directory}", shutil.disk_usage(self.plan.directory).free),
             ("of memory", available_bytes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 from shardmark.audit.guided import GuidedObserver
 from shardmark.audit.replay import ReplayObserver, padded_draws
-from shardmark.scripts.record import START, Draw, Record, Step
+from shardmark.scripts.observer import Observer
+from shardmark.scripts.record import START, Draw, Forward, Record, Step
 from shardmark.scripts.recording import Plan, rank_file
 from tests import present
 
@@ -119,6 +121,24 @@ def test_draws_in_the_model_follow_the_rows_of_the_micro_batches(
             assert (found is None) == (value is None)
             assert value is None or torch.equal(present(found), value)
         assert bool(observer.record.unmatched) == (of_rank[0] is None)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_draws_for_other_rows_of_a_batch_are_not_matched(
+    stride: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Micro-batches of a batch are its halves, or its even and its odd rows."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    observer = guided(tmp_path, [[ROWS]], divided=2)
+    forward = Forward(module="Net", inputs=[ROWS.sum(1)], outputs=[], rows=4, step=0)
+    observer._ranks[0].forwards.append(forward)
+    observer._inside(0, 0, "train.py:7", torch.zeros(2, 2))
+    rows = ROWS[:2] if stride == 1 else ROWS[::2]
+    sums = replace(forward, inputs=[rows.sum(1)])
+    monkeypatch.setattr(Observer, "after_root", lambda self, *_: self.record.forwards.append(sums))
+    observer.after_root(torch.nn.Identity(), rows, rows)
+    assert observer.record.unmatched == ([] if stride == 1 else ["train.py:7"])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import typer
 
 import shardmark
 from shardmark import cli
+from shardmark.base.errors import InputError
 from shardmark.base.metrics import METRICS
 from shardmark.bench import why
 from shardmark.bench.analysis.taken_away import PLAIN, explanation_of
@@ -196,11 +197,14 @@ def test_numbers_of_ranks_share_the_budget_of_why(
     def explain(*_: Any, budget_seconds: float, **__: Any) -> Any:
         assert os.environ["OMP_NUM_THREADS"] == "1", "the only rank has no more threads than others"
         given.append(budget_seconds)
+        if not budget_seconds:
+            raise InputError("--budget", "no time for one trial", "give it more")
         clock[0] += next(took)
         return explanation_of(samples({PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}), ["no_peers"])
 
     monkeypatch.setattr(why_verb, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(why, "explain", explain)
-    code, _, errors = answer(capsys, "why", "--ranks", "1,2,4", *budget, "-q", "--", "train.py")
-    assert (code, errors) == (0, "")
-    assert given == shares
+    words = ("why", "--ranks", "1,2,4", *budget, "--format", "json", "--", "train.py")
+    code, printed, _ = answer(capsys, *words)
+    assert (code, given) == (0, shares)
+    assert len(json.loads(printed)) == sum(map(bool, shares)), "what was measured is printed"

@@ -49,6 +49,32 @@ def test_objects_with_tensors_are_joined_and_are_no_list_of_samples() -> None:
     assert [tensor.shape for tensor in leaves(batch[0])] == [(4, 3, 4, 4), (4, 4, 4)]
 
 
+def test_objects_with_a_count_are_not_joined() -> None:
+    """The count is one of their rows or targets: the loss may be divided by it."""
+    for count in (2, torch.tensor(2)):
+        parts = [Padded(2), Padded(2)]
+        for part in parts:
+            part.count = count  # type: ignore[attr-defined]
+        assert joined(parts) is parts[0]
+
+
+@dataclass
+class Masked:
+    values: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self.mask = self.values > 0
+
+
+def test_a_data_class_makes_its_other_attributes_again() -> None:
+    assert joined([Masked(torch.ones(2, 3)), Masked(torch.zeros(1, 3))]).mask.shape == (3, 3)
+
+
+def test_samples_without_an_entry_stay_a_list() -> None:
+    batch = joined([(torch.ones(2, 3), [torch.ones(1), None])] * 2, size=2)
+    assert [None if entry is None else len(entry) for entry in batch[1]] == [1, None, 1, None]
+
+
 def test_a_number_beside_tensors_stays_in_its_place() -> None:
     inputs, length = joined([(torch.ones(2, 3), 3), (torch.zeros(1, 3), 3)])
     assert len(inputs) == 3

@@ -66,3 +66,22 @@ def test_noise_with_a_seed_of_its_own_is_told_apart() -> None:
         module.manual_seed(0)
         torch.randn(3)
     assert owns == [False, True, True]
+
+
+def test_what_depends_on_a_buffer_is_followed_until_it_is_overwritten() -> None:
+    flow, buffer = Flow(), torch.zeros(3)
+    flow.add([buffer], {"Mixup"})
+    with WatchDraws(lambda *_: None, flow):
+        result, like = torch.ones(3) * buffer, torch.zeros_like(buffer)
+        assert flow.origins([result]) == {"Mixup"}
+        assert not flow.origins([like]), "no value was read"
+        buffer[:1].fill_(0.5)
+        assert flow.origins([buffer]), "a part of it alone is new"
+        buffer.copy_(torch.rand(3))
+        assert not flow.origins([buffer + 1]), "it is what was drawn"
+
+
+def test_modules_of_one_class_are_told_apart() -> None:
+    flow, modules = Flow(), [torch.nn.Identity(), torch.nn.ReLU(), torch.nn.Identity()]
+    names = ["Identity", "ReLU", "Identity-2"]
+    assert [flow.name_of(module) for module in [*modules, *modules]] == names * 2

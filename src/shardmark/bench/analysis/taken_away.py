@@ -191,7 +191,7 @@ class Explanation(Division):
 def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     """Explain a step by what it takes less without each of the chosen interventions' things."""
     step, seen = samples.step, samples.seen
-    parts, unknown, beside = [], [], [*_own_collectives(samples)]
+    parts, unknown, beside = [], [], list[Part]()
     for name in chosen:
         saved, kind = samples.saved(name), KINDS[name]
         if kind == "input" and largest_share(seen, kind) < WORTH_A_TRY:
@@ -201,7 +201,7 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
         else:
             if kind == "communication" and (waits := samples.saved(EQUAL_ROWS, than=OWN_ROWS)):
                 saved = _without(saved, waits)  # ranks wait in their collectives
-            if kind == "communication" and beside:
+            if kind == "communication" and (beside := [*_own_collectives(samples, saved)]):
                 saved = _without(saved, beside[0].seconds)
             rank = _rank_at_fault(seen, kind, saved.value / step.value)
             place = _place(seen[rank or 0], kind)
@@ -211,7 +211,7 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     needed = next((p for p in parts if p.kind == "communication"), None)
     if needed is not None:  # the link takes long for a step's messages, or its rate is not known
         rate, rest_seconds = counts["link_bytes_per_second"], step.value - needed.seconds.value
-        thin = rate is None or counts["sent_bytes"] / rate > THIN * rest_seconds
+        thin = not rate or counts["sent_bytes"] / rate > THIN * rest_seconds
         needed = None if more or thin else needed
     code = [*_code(samples)]
     late = [*_lateness(samples, code)]
@@ -306,15 +306,17 @@ def _lateness(samples: Samples, code: Sequence[Part]) -> Iterable[Part]:
         )
 
 
-def _own_collectives(samples: Samples) -> Iterable[Part]:
+def _own_collectives(samples: Samples, most: Estimate) -> Iterable[Part]:
     """Yield what a script calls itself where a wrapper reduces its gradients, such as a metric's.
 
-    Of the rank that spends least there: others may wait in it for a late one.
+    Of the rank that spends least there: others may wait in it for a late one.  All of them may wait
+    for the device: without peers a step saves no more than `most`.
     """
     rank = min(samples.seen, key=lambda rank: rank["shares"].get("communication", 0.0))
     share = rank["shares"].get("communication", 0.0)
     if share >= WATCHED and WRAPPERS & {*rank.get("wrappers", ())}:
-        seconds, place = _watched(samples, share, rank["looks"]), _place(rank, "communication")
+        watched, place = _watched(samples, share, rank["looks"]), _place(rank, "communication")
+        seconds = min(watched, most, key=lambda estimate: estimate.value)
         yield Part(kind="own_collectives", seconds=seconds, known_by="watched", place=place)
 
 

@@ -99,7 +99,7 @@ def _structure(layer: nn.Module) -> tuple[object, ...]:
     kinds = (
         getattr(module, name, None)
         for module in layer.modules()
-        for name in ("attention_type", "layer_type", "is_sliding", "sliding_window")
+        for name in ("attention_type", "layer_type", "is_sliding", "sliding_window", "use_rope")
     )
     return type(layer), repr(layer), tuple(parameters), tuple(kinds)
 

@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.scripts.interventions.base import Intervention, replace
+
+
+class _Again(_BaseDataLoaderIter):
+    """Iterates over batches that are there: it starts no workers, and no reading."""
+
+    def _shutdown_workers(self) -> None:
+        """Do nothing: some scripts call it."""
 
 
 class SameBatch(Intervention):
@@ -42,20 +49,19 @@ class SameBatch(Intervention):
                 return _copied(next(self.again[loader]))
             return self.keep(loader, original(iterator))
 
-        def start(original: Callable[..., Any], iterator: Any, loader: Any) -> None:
+        def start(original: Callable[..., Any], iterator: Any, loader: Any, *rest: Any) -> None:
             counts.pop(id(iterator), None)
-            original(iterator, loader)
+            original(iterator, loader, *rest)
 
         def iterate(original: Callable[..., Any], loader: Any) -> Any:
             if not self.begun or id(loader.dataset) not in self.again:
                 return original(loader)
-            alone = copy.copy(loader)
-            alone.num_workers = alone.timeout = 0  # workers would load what nobody reads
-            return _SingleProcessDataLoaderIter(alone)
+            return _Again(loader)
 
         replace(DataLoader, "__iter__", iterate)
         replace(_BaseDataLoaderIter, "__next__", batch)
         replace(_BaseDataLoaderIter, "__init__", start)
+        replace(_BaseDataLoaderIter, "_reset", start)
         if self.value:
             _decorate_functions(self.value.split("+"), self.of_function)
 

@@ -176,7 +176,7 @@ def _cores_of(
         inside = [point for point in points if windows.contain(point[0])]
         if isinstance(seconds, str) and inside:  # it ended before the sample that would follow
             (start, low), (end, high) = inside[0], inside[-1]
-            if end - start >= windows.seconds / 2:
+            if 0.75 * windows.seconds <= end - start <= windows.seconds:  # no gap between windows
                 seconds = (high - low) * windows.seconds / (end - start)
         if isinstance(seconds, str):
             return None

@@ -165,10 +165,13 @@ def parts_table(comparison: Comparison) -> Table | None:
 def scaling_lines(explanations: Sequence[Explanation]) -> list[str]:
     """Return a table of the parts by number of ranks: where the speed-up goes."""
     ranks = Column("ranks", "ranks"), attrgetter("ranks")
-    notes = ["One number of ranks was measured after the other: `shardmark time` has the speed-up."]
-    least = (explanations[0].step.low or 0.0) * explanations[0].ranks
-    if any(least > (one.step.high or float("inf")) * one.ranks for one in explanations[1:]):
-        notes.insert(0, "More ranks gain more than is possible: the machine was less busy then.")
+    notes = ["The numbers of ranks ran one after another; `shardmark time` has the speed-up."]
+    first, *more = sorted(explanations, key=attrgetter("ranks"))
+    least = (first.step.low or 0.0) * first.ranks
+    if any(least > (one.step.high or float("inf")) * one.ranks for one in more):
+        notes.insert(
+            0, "More ranks gain more than their number: the machine may have been less busy."
+        )
     table = table_of("", explanations, [ranks, *_columns(explanations)], notes)
     return render_tables([table]).rstrip().split("\n")
 
