@@ -380,9 +380,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         if unclear and (finding is None or finding.name == "whole_batch_loss"):
             # The ranks' models differ, or one process has several gradients or other micro-batches.
             finding = next(causes.causes_found("accumulation", records), None)
-        vectors = records.replayed(replay), records.weights_at_start()
-        size, size_of_weights = (float(np.linalg.norm(stacked(values))) for values in vectors)
-        if deviates and (finding is None or size < VANISHING * size_of_weights):
+        if deviates and (finding is None or _vanishes(records, replay)):
             spread = runs.effect_of_rounding(seen, replay)
             if MARGIN * spread > off_from(replay):
                 return runs.untold(
@@ -490,6 +488,11 @@ def _without_accepted(runs: Runs, records: Records, finding: Finding) -> tuple[B
         used, _ = aligned(records.gradients(), records.replayed(records.replay))
         return _against_replay, replace(records, accepted_rounding=causes.rounding(used))
     return _against_own_gradients, records
+
+
+def _vanishes(records: Records, replay: Record) -> bool:
+    gradient, weights = stacked(records.replayed(replay)), stacked(records.weights_at_start())
+    return float(np.linalg.norm(gradient)) < VANISHING * float(np.linalg.norm(weights))
 
 
 def _order_matters(records: Records, replay: Record) -> bool:

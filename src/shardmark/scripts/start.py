@@ -258,6 +258,8 @@ def _written_facts(records: Path) -> dict[str, Any]:
         facts: dict[str, Any] = json.loads((records / WRITTEN_FILE).read_text())
     except FileNotFoundError:
         return {}
+    except ValueError:  # it had no room for this file either
+        return {"is_full": True, "files": []}
     return facts
 
 

@@ -120,12 +120,12 @@ def _time(row: Row, other: Row) -> str:
         return ""
     # Which of two parts of like size is the largest, chance decides.
     main = sorted((part for part in parts if parts[part] >= most / 2), key=lambda p: -parts[p])
-    more = (f"{short(1000 * parts[part])} ms more of {part}" for part in main)
-    answer = f"each step has {' and '.join(more)}"
-    calls, fewer = (either.metrics.get("collective_calls") for either in (row, other))
-    if NAMES["communication"] in main and calls and fewer and calls.value > fewer.value > 0:
-        answer += f", {short(calls.value)} collectives instead of {short(fewer.value)}"
-    return answer
+    more = {part: f"{short(1000 * parts[part])} ms more of {part}" for part in main}
+    unhidden, metrics = NAMES["communication"], (row.metrics, other.metrics)
+    calls, fewer = (values.get("collective_calls") for values in metrics)
+    if unhidden in more and calls and fewer and calls.value > fewer.value > 0:
+        more[unhidden] += f" ({short(calls.value)} collectives, not {short(fewer.value)})"
+    return f"each step has {listed([*more.values()], most=4)}"
 
 
 def _memory(group: ComparableGroup) -> Iterator[Surprise]:

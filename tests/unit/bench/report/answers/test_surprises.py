@@ -80,7 +80,7 @@ def test_a_difference_that_no_part_explains_has_no_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("exposed", "answer"),
-    [(0.1, "100 ms more of communication that nothing hides, 12 collectives instead of 3"),
+    [(0.1, "100 ms more of communication that nothing hides (12 collectives, not 3)"),
      (0.0, "90 ms more of computing and the script's own code between the passes")],
 )  # fmt: skip
 def test_scripts_that_mark_no_forward_pass_are_explained(

@@ -1,0 +1,17 @@
+"""A start says in a file what it wrote, and whether the disk was full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardmark.scripts.start import WRITTEN_FILE, described_writes, filled_disk
+
+
+@pytest.mark.parametrize("text", ["", '{"is_full": fal'])
+def test_a_start_without_room_for_its_facts_has_filled_the_disk(text: str, tmp_path: Path) -> None:
+    assert not filled_disk(tmp_path)
+    (tmp_path / WRITTEN_FILE).write_text(text)
+    assert filled_disk(tmp_path)
+    assert described_writes(tmp_path).startswith("your files are unchanged")
