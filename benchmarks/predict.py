@@ -444,6 +444,8 @@ def measured(cases: Sequence[Case], *, held_out: bool) -> dict[str, Any]:
     }
     by_kind: dict[Basis, list[tuple[str, float]]] = defaultdict(list)
     for score in (*scores, *moved):
+        if score.pair.kind == "another model" and basis_of(score.pair.target) != "fused":
+            continue  # the interval without a measurement stays
         by_kind[score.pair.kind].append((score.pair.source, score.residual))
     for one in alone:
         by_kind[basis_of(one.case)].append((_owner(one.case), one.residual))

@@ -49,7 +49,7 @@ MEDIANS = {
     "dp": 0.1672,
     "language models, 16 bits": 0.1429,
     "images": 0.1251,
-    "another model": 0.1235,
+    "another model": 0.1282,
 }
 """Median errors; a change of the model or of a constant must not raise one by a twentieth.
 

@@ -25,7 +25,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "compare": (("cli/compare.py",), 69, 11_075),
     "plan": (("cli/plan.py",), 115, 22_180),
     "run": (("cli/run.py",), 151, 27_633),
-    "time": (("cli/time.py",), 158, 28_994),
+    "time": (("cli/time.py",), 158, 29_003),
     "verify": (("cli/verify.py",), 134, 24_780),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (56, 8_917)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_321
+SOURCE_LINES = 75_334
 SHORT_HELPERS = 171
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

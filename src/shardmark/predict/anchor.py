@@ -81,8 +81,8 @@ ELSEWHERE = {
     *("on_broken", "augment", "loss_chunks"),
 }
 """Options of a task that hardly change the computation of a step."""
-SHARED = 0.5
-"""Power of a model's factor that another model has: half of its error is of the model itself."""
+SHARED = 0.375
+"""Power of a model's factor that another model has: most of its error is of the model itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +97,16 @@ class Anchor:
     """Nodes of the largest trial that was used."""
     same_card: bool
 
-    def basis(self, nodes: int) -> Basis:
-        """Difference between the measurements and a prediction on so many nodes."""
+    def basis(self, nodes: int, alone: Basis) -> Basis:
+        """Difference between the measurements and a prediction on so many nodes.
+
+        `alone` is that of a prediction without one: a run of another model makes the interval
+        narrower only for `fused`.
+        """
         if not self.same_card:
             return "another card"
         if self.samples_per_second_per_device is None:
-            return "another model"
+            return "another model" if alone == "fused" else alone
         return "more nodes" if nodes > self.nodes else "more ranks"
 
 

@@ -858,7 +858,7 @@ class Planner:
         # Of the published fused runs, none updates on the host: those of `eager` vary as much.
         stack = "eager" if self.cell.recipe.cpu_offload else self.stack
         alone: Basis = stack if profile.tokens_per_sample else "images"
-        basis = alone if anchor is None else anchor.basis(row.nodes)
+        basis = alone if anchor is None else anchor.basis(row.nodes, alone)
         low, high = interval(time.seconds, basis)
         return replace(row, time=time, low_seconds=low, high_seconds=high)
 

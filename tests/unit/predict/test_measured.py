@@ -105,8 +105,11 @@ def test_a_measured_batch_and_one_sample_count() -> None:
 
 
 def test_another_model_or_card_has_its_own_interval() -> None:
+    """A run of another model takes nothing from what is known without one."""
     (row,) = planned("2 it/s", measured_model=LLAMA).rows
     assert row.high_seconds == RESIDUALS["another model"].around(row.step_seconds or 0.0)[1]
+    (row,) = planned("2 it/s", measured_model=LLAMA, stack="eager").rows
+    assert row.high_seconds == RESIDUALS["eager"].around(row.step_seconds or 0.0)[1]
     (row,) = planned("2 it/s on 1xa100-80").rows
     assert row.high_seconds == RESIDUALS["another card"].around(row.step_seconds or 0.0)[1]
     assert (row.step_seconds or 1) < 0.5, "the planned card is the faster one"

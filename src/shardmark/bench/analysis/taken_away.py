@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -278,19 +279,27 @@ def _lateness(samples: Samples, code: Sequence[Part]) -> Iterable[Part]:
         yield Part(kind="late_rank", seconds=longest, lateness="rows", phase="forward")
     if (late := samples.late()) is None:
         return
-    rank, excess = late
-    before = (rank - 1) % samples.world_size
+    rank, before = late[0], (late[0] - 1) % samples.world_size
     are_equal = all(seen["rows"] for seen in samples.seen) and not rows_differ(samples.seen)
     are_equal |= rows_vary(samples.seen)  # then all ranks had those of rank 0
-    tried = samples.trials("places") and (samples.trials("rows") or are_equal)
-    lateness = "own work" if tried else None
-    for variant, cause in (("rows", "rows"), ("places", "place")):
-        swapped = samples.trials(variant)
-        exchanged = (seen["swapped"] for sample in swapped for seen in sample.seen("SwapPlaces"))
-        if swapped and (variant == "rows" or any(exchanged)):
-            moved, stayed = (fmean(s.excess(r) for s in swapped) for r in (before, rank))
-            if moved > excess.value / 2 > stayed:
-                lateness = cause
+    swaps = {kind: samples.trials(kind) for kind in (samples.stripped, "rows", "places")}
+    tried = swaps["places"] and (swaps["rows"] or are_equal)
+    exchanged = any(seen["swapped"] for s in swaps["places"] for seen in s.seen("SwapPlaces"))
+    causes = {None: "own work" if tried else None} | ({"rows": "rows"} if swaps["rows"] else {})
+    causes |= {"places": "place"} if exchanged else {}
+    excesses = {
+        moving: [
+            [s.excess(before if kind == moving else rank) for s in swaps[kind]]
+            for kind in swaps
+            if swaps[kind]
+        ]
+        for moving in causes
+    }
+    moving = max(causes, key=lambda variant: sum(map(fmean, excesses[variant])))
+    excess, lateness = estimate_difference([*chain(*excesses[moving])]), causes[moving]
+    means = [*map(fmean, excesses[moving])]
+    if min(means) < means[0] / 2:  # it is not late again when ranks swap
+        excess = replace(excess, low=None, high=None)
     spans = {
         span: fmean(sample.excess(rank, span) for sample in samples.trials(samples.stripped))
         for span in (*SPANS, "forward")

@@ -128,6 +128,17 @@ def test_a_late_rank_is_explained_by_what_its_lateness_moves_with(
     assert part.phase == "backward"
 
 
+@pytest.mark.parametrize("swaps", [("places",), ("rows",), ("places", "rows")])
+def test_a_rank_that_is_late_by_chance_is_not_named(swaps: tuple[str, ...]) -> None:
+    """It is late in no trial in which ranks swap, neither where it was nor where it would move."""
+    alike = (0.1, 0.1, 0.1)
+    late = samples({PLAIN: (0.1,), "no_peers": (0.1, 0.07, 0.1)} | dict.fromkeys(swaps, alike))
+    more = dict.fromkeys(range(12), late.by_variant["no_peers"][0])
+    late.by_variant["no_peers"] = more
+    found = explanation_of(late, ["no_peers"])
+    assert (found.parts, [part.kind for part in found.undecided]) == ((), ["late_rank"])
+
+
 def test_no_cause_of_lateness_is_named_that_was_not_tried() -> None:
     """The budget ended before the ranks exchanged rows and places."""
     found = explanation_of(samples({PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1)}), ["no_peers"])
