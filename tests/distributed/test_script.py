@@ -224,6 +224,33 @@ for _ in range(100):
 """
 
 
+CATCHING = """
+import torch
+
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+while True:
+    try:
+        (weight * weight).sum().backward()
+        optimizer.step()
+    except:
+        print("it goes on")
+"""
+
+
+def test_the_end_of_a_script_that_catches_every_exception(
+    kept_engine: KeptEngine, tmp_path: Path
+) -> None:
+    script = tmp_path / "catching.py"
+    script.write_text(CATCHING)
+    run = timed(kept_engine, tmp_path / "run", {"one": str(script)}, workload={"command": ""})
+    (trial,) = run.trials
+    assert trial.outcome is Outcome.OK
+    assert value(trial, "measured_steps") == STEPS - WARMUP_STEPS
+    assert "collective_calls" not in trial.missing
+    assert "it goes on" in (run.path / "trials" / trial.id / "log.txt").read_text()
+
+
 def test_steps_count_where_samples_cannot(kept_engine: KeptEngine, tmp_path: Path) -> None:
     """Such a row says so and competes with no other; the batch of the others grows with ranks."""
     bare = tmp_path / "bare.py"

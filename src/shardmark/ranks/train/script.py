@@ -165,6 +165,8 @@ class _MeasuredScript:
         self._untimed: Iterator[None] = iter(())
         self.done = False
         """True once the script's speed is measured."""
+        self._finished = False
+        """True once the script was asked to end."""
         self._recorder: Recorder | None = None
         self._progress: ProgressWriter | None = None
         self._device = torch.device("cpu")
@@ -250,7 +252,13 @@ class _MeasuredScript:
             self._untimed = self._untimed_steps() if self._trial.measure.probe else iter(())
         if next(self._untimed, self) is self:
             with suppress(RuntimeError):  # a rank failed, and reports it
-                self._wait_for_all("finished")  # they may still read from this rank's connections
+                # They may still read from this rank's connections.
+                self._wait_for_all("caught" if self._finished else "finished")
+            if self._finished:  # a bare `except` caught it, and the script goes on
+                self._report.write()
+                sys.stdout.flush()
+                os._exit(0)
+            self._finished = True
             raise ScriptFinished(0)
 
     def _end_turn(self) -> None:
