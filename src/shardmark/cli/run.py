@@ -201,13 +201,7 @@ def _print_results(
     from shardmark.bench.analysis.compare.comparison import compare
     from shardmark.bench.analysis.compare.race import race_of
     from shardmark.bench.report.answers.overview import overview, overview_json
-    from shardmark.bench.report.answers.race import (
-        DISCARD,
-        KEEP,
-        NOT_DECIDED,
-        decision_of,
-        race_facts,
-    )
+    from shardmark.bench.report.answers.race import DECISIONS, race_facts
 
     stored = load_run(folder)
     comparison = compare([stored], None)
@@ -225,7 +219,7 @@ def _print_results(
         say("", f"files: {folder}   again: shardmark compare {shown}")
         say(f"report: shardmark report {shown}")
     if facts:
-        return (KEEP, DISCARD, NOT_DECIDED).index(decision_of(facts))
+        return DECISIONS.index(facts[0]["decision"])  # the best one's comes first
     failed = any(
         result.outcome in ("failed", "timed_out") or result.diverged for result in stored.trials
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -130,9 +130,12 @@ def time(
     The same as `shardmark run` with `workload: {name: script}`.
     """
     from shardmark.base.durations import parse_seconds
+    from shardmark.base.statistics.race import MOST_PAIRS
     from shardmark.bench.launch.run_options import RunOptions
     from shardmark.experiment.load import from_mapping
 
+    if only is not None and not improve:
+        raise InputError("--only", only, "it chooses of --improve, which is to be given, too")
     if until_exit and steps is not None:
         raise InputError("--steps", f"{steps}, and --until-exit, too", "give one of the two")
     mapping = experiment_of(
@@ -149,19 +152,25 @@ def time(
     mapping["measure"]["accept"] = causes_of(accept, strict=strict)
     if repeats is not None:
         mapping["measure"]["repeats"] = repeats
+    if improve or keep_if_faster:
+        pairs = {"at_least": 2, "at_most": MOST_PAIRS}
+        mapping["measure"]["repeats"] = {**pairs, "margin": margin / 100}
     if improve:
-        _check_alone(mapping["matrix"], {
+        _check_alone("--improve", mapping["matrix"], {
             "--keep-if-faster": keep_if_faster, "--against-revision": against_revision,
             "--repeats": repeats, "--no-audit": no_audit, "--dry-run": dry_run,
             "--until-exit": until_exit, "--engine": engine, "--set": overrides,
+            "a second command": len(mapping["matrix"]["variant"]) > 1,
         })  # fmt: skip
-        mapping["measure"] |= {"repeats": _race_repeats(margin), "verify": False}
+        mapping["measure"]["verify"] = False
         _improve(mapping, words_of(only), budget, out, form, quiet=quiet)
         return
     if keep_if_faster:
-        matrix = mapping["matrix"]
-        _check_race(matrix["variant"], matrix["world_size"], repeats, no_audit=no_audit)
-        mapping["measure"]["repeats"] = _race_repeats(margin)
+        alone = {"--repeats": repeats, "--no-audit": no_audit}
+        _check_alone("--keep-if-faster", mapping["matrix"], alone)
+        if len(mapping["matrix"]["variant"]) < 2:
+            allowed = "at least two: the first one is what the others are compared with"
+            raise InputError("--keep-if-faster", "one command", allowed)
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")
     longest = budget or (RACE_BUDGET if keep_if_faster else None)
     options = RunOptions(
@@ -170,12 +179,6 @@ def time(
     )
     words = ["shardmark", *sys.argv[1:]]
     run_and_print(experiment, out, options, words, dry_run=dry_run, form=form)
-
-
-def _race_repeats(margin: float) -> dict[str, Any]:
-    from shardmark.base.statistics.race import MOST_PAIRS
-
-    return {"at_least": 2, "at_most": MOST_PAIRS, "margin": margin / 100}
 
 
 def _improve(
@@ -199,8 +202,9 @@ def _improve(
     command = " ".join(filter(None, (mapping["workload"]["command"], arguments)))
     mapping["workload"]["command"] = command
 
-    def experiment_of(variants: Mapping[str, str]) -> Experiment:
+    def experiment_of(variants: Mapping[str, str], most_pairs: int) -> Experiment:
         matrix = {**mapping["matrix"], "variant": dict(variants)}
+        mapping["measure"]["repeats"]["at_most"] = most_pairs
         return from_mapping({**mapping, "matrix": matrix}, [], place="shardmark time")
 
     seconds = parse_seconds(budget or IMPROVE_BUDGET, "--budget")
@@ -221,15 +225,13 @@ def _improve(
         say_text("\n".join(["", *improvement_lines(improvement), "", f"files: {folder}", ""]))
 
 
-def _check_alone(matrix: Mapping[str, Any], options: Mapping[str, object]) -> None:
-    """Raise `InputError` for what `--improve` takes no account of."""
-    for name, value in options.items():
+def _check_alone(name: str, matrix: Mapping[str, Any], options: Mapping[str, object]) -> None:
+    """Raise `InputError` for what an option takes no account of."""
+    for other, value in options.items():
         if value:
-            raise InputError("--improve", f"with {name}", "leave one of the two out")
-    if len(matrix["variant"]) > 1:
-        raise InputError("--improve", f"{len(matrix['variant'])} commands", "give one command")
+            raise InputError(name, f"with {other}", "leave one of the two out")
     if len(matrix["world_size"]) > 1:
-        raise InputError("--ranks", f"{len(matrix['world_size'])} numbers", "one, for --improve")
+        raise InputError("--ranks", f"{len(matrix['world_size'])} numbers", f"one, for {name}")
 
 
 def _in_two_commits(
@@ -247,23 +249,6 @@ def _in_two_commits(
     command = " ".join(filter(None, (mapping["workload"]["command"], *variants.values())))
     name = re.sub(r"[^A-Za-z0-9 ._=,+-]+", "-", revision).strip("-")
     return command, {name or "before": f"@{commit_of(revision)}", "now": ""}
-
-
-def _check_race(
-    commands: Collection[str], ranks: Sequence[int], repeats: int | None, *, no_audit: bool
-) -> None:
-    """Raise `InputError` for options that leave a race without an answer."""
-    if len(commands) < 2:
-        allowed = "at least two: the first one is what the others are compared with"
-        raise InputError("--keep-if-faster", "one command", allowed)
-    if len(ranks) > 1:
-        raise InputError("--ranks", ",".join(map(str, ranks)), "one number, in a race")
-    if no_audit:
-        allowed = "leave it out: only what trains the same is kept"
-        raise InputError("--no-audit", "with --keep-if-faster", allowed)
-    if repeats is not None:
-        allowed = "leave it out: a race ends when it is decided, or with --budget"
-        raise InputError("--repeats", f"{repeats}, with --keep-if-faster", allowed)
 
 
 def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> dict[str, Any]:
@@ -295,7 +280,8 @@ def _commands(arguments: list[str]) -> list[str]:
 
     first, *others = arguments
     is_launcher = len(first.split()) == 1 and SCRIPT.search(first) is None
-    is_one = others and (is_launcher or any(word.startswith("-") for word in others))
+    are_words = not any(" " in word for word in arguments) and not any(map(SCRIPT.search, others))
+    is_one = others and (is_launcher or are_words or any(w.startswith("-") for w in others))
     return [shlex.join(arguments)] if is_one else arguments
 
 

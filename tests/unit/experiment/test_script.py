@@ -235,6 +235,12 @@ def test_ranks_are_those_of_the_commands() -> None:
         ),
         (["train.py", "--ranks", "two"], "--ranks: found 'two'"),
         (["train.py", "--steps", "5", "--until-exit"], "--until-exit"),
+        (["--only", "workers", "train.py"], "--improve"),
+        (["--improve", "--no-audit", "train.py"], "leave one of the two out"),
+        (["--improve", "train.py", "train.py --fast"], "a second command"),
+        (["--improve", "--ranks", "1,2", "train.py"], "2 numbers"),
+        (["--keep-if-faster", "train.py"], "at least two"),
+        (["--keep-if-faster", "--repeats", "5", "train.py", "train.py --fast"], "--repeats"),
     ],
 )
 def test_mistakes_of_a_command_line(
@@ -244,6 +250,13 @@ def test_mistakes_of_a_command_line(
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.usefixtures("script")
+def test_words_behind_a_script_are_its_arguments() -> None:
+    """A subcommand is no second script."""
+    for words in (["train.py", "fit"], ["torchrun", "--nproc-per-node", "2", "train.py", "fit"]):
+        assert main(["time", "--dry-run", "--no-audit", "--", *words]) == 0
 
 
 @pytest.mark.usefixtures("script")

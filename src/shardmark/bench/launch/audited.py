@@ -75,6 +75,8 @@ def _audited(cell: Trial, first: str = "") -> AuditReport | str:
     from shardmark.audit.script import Against, audit_script  # imports torch
 
     assert cell.script is not None
+    if re.search(r"\bcompile\b", cell.script.interventions):
+        return "the audit runs without torch.compile"
     longest_seconds = min(LONGEST_SECONDS, cell.limits.trial_seconds)
     try:
         against = None

@@ -346,7 +346,11 @@ class RunSession:
         }
         if reasons := [f"{len(cells)} {reason}" for reason, cells in dropped.items() if cells]:
             listener.note(f"no more repeats of cells: {', '.join(reasons)}")
-        if remaining := queue.remaining:
+        remaining, first = queue.remaining, self.plan.strategies[0]
+        if self._is_race and remaining:  # it has as many trials as decide
+            names = dict.fromkeys(t.strategy.name for _, t in remaining if t.strategy.name != first)
+            listener.note(f"not decided in the time of this race: {', '.join(names)}")
+        elif remaining:
             counts = Counter(trial.title for _, trial in remaining)
             titles = ", ".join(f"{title} ({count})" for title, count in counts.items())
             listener.note(f"the budget has no time for {len(remaining)} trials: {titles}")

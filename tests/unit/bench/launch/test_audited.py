@@ -56,6 +56,25 @@ def audited(command: str, *, ranks: int, against: Against | None = None, **_: An
     )
 
 
+def test_what_a_compiled_model_trains_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit's hooks would break its graphs, so that nothing is compiled there."""
+    monkeypatch.setattr(
+        "shardmark.audit.script.audit_script",
+        lambda command, **more: audited(command.text, **more),
+    )
+    variants = {"unchanged": "", "fused": "%fused", "compile": "%fused,compile"}
+    mapping = {
+        "name": "tested",
+        "workload": {"name": "script", "command": "train.py"},
+        "matrix": {"variant": variants, "world_size": [1]},
+    }
+    plan = expand(from_mapping(mapping))
+    cells, first = cells_of(plan.trials), first_command(plan)
+    verdicts = {v.strategy: v for v in audit_cells(cells, NullListener(), first=first)}
+    assert [verdicts[name].equivalent for name in variants] == [True, True, None]
+    assert "torch.compile" in present(verdicts["compile"].cause).evidence
+
+
 def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single rank is compared with the first variant; an unknown answer is undecided."""
     monkeypatch.setattr(

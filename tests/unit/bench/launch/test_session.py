@@ -507,7 +507,9 @@ class EngineWithTurns(FakeEngine):
         return [FAILED if name in self.fail_beside else FINE for name in names]
 
 
-def race(out: Path, engine: FakeEngine, *overrides: str) -> RecordingListener:
+def race(
+    out: Path, engine: FakeEngine, *overrides: str, options: RunOptions | None = None
+) -> RecordingListener:
     mapping = {
         "name": "race",
         "workload": {"name": "script", "command": __file__},
@@ -516,8 +518,16 @@ def race(out: Path, engine: FakeEngine, *overrides: str) -> RecordingListener:
         "device": "cpu",
     }
     listener = RecordingListener()
-    run_experiment(from_mapping(mapping, overrides), out, listener=listener, engine=engine)
+    experiment = from_mapping(mapping, overrides)
+    run_experiment(experiment, out, options, listener=listener, engine=engine)
     return listener
+
+
+def test_a_race_without_time_names_what_it_leaves_open(out: Path) -> None:
+    """It has no number of trials: as many as decide."""
+    listener = race(out, EngineWithTurns(), options=RunOptions(budget_seconds=0.0))
+    assert "not decided in the time of this race: other" in listener.notes
+    assert not any("trials" in note for note in listener.notes)
 
 
 def measured(engine: FakeEngine) -> list[str]:

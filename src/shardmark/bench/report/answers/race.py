@@ -8,7 +8,7 @@ from shardmark.base.statistics.race import MOST_PAIRS, Decision
 from shardmark.base.text import counted
 from shardmark.bench.analysis.compare.race import Race, Racer, verdict_on
 
-KEEP, DISCARD, NOT_DECIDED = "keep", "discard", "not decided"
+DECISIONS = KEEP, DISCARD, NOT_DECIDED = "keep", "discard", "not decided"
 
 
 def race_facts(race: Race) -> list[dict[str, Any]]:
@@ -32,11 +32,6 @@ def race_facts(race: Race) -> list[dict[str, Any]]:
         }
         for racer in best
     ]
-
-
-def decision_of(facts: list[dict[str, Any]]) -> str:
-    """The decision on all candidates: keep if one is kept."""
-    return str(facts[0]["decision"])
 
 
 def _text(racer: Racer, race: Race) -> str:

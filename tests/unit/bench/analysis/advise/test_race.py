@@ -13,7 +13,7 @@ from shardmark.base.cells import cell_id
 from shardmark.base.results.schema import Outcome
 from shardmark.bench.analysis.advise.decided import decided_cells
 from shardmark.bench.analysis.compare.race import Race, race_of
-from shardmark.bench.report.answers.race import decision_of, race_facts
+from shardmark.bench.report.answers.race import race_facts
 from tests.unit.bench.report.answers.invented_rows import MIB, Cell, compared
 
 NOISE = (1.0, 1.004, 0.997, 1.002, 0.999, 1.003, 0.998, 1.001)
@@ -58,7 +58,7 @@ def test_a_candidate_is_kept_discarded_or_not_decided(
     tmp_path: Path, candidate: Cell, decision: str, words: tuple[str, ...]
 ) -> None:
     facts = race_facts(raced(tmp_path, candidate))
-    assert decision_of(facts) == decision
+    assert facts[0]["decision"] == decision
     assert all(word in facts[0]["text"] for word in words), facts[0]["text"]
     assert facts[0]["same_training"] is candidate.equivalent
 
