@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -105,8 +106,10 @@ for step, batch in enumerate(batches()):
     if options.validates:
         next(iter(DataLoader(Numbers(), 2)))
     if options.saves:
-        torch.save(obj=model.state_dict(), f=f"checkpoint-{rank}-{step}.pt")
-        assert os.path.exists(f"checkpoint-{rank}-{step}.pt") == (step < 1)  # noqa: PTH110
+        checkpoint = Path(f"checkpoint-{rank}-{step}.pt")
+        torch.save(model.state_dict(), checkpoint.with_suffix(".new"))
+        checkpoint.with_suffix(".new").rename(checkpoint)  # complete
+        assert (checkpoint.stat().st_size > 0) == (step < 1)
         sent: list[Any] = [None, None]
         dist.all_gather_object(sent, torch.ones(2))  # torch pickles a tensor by its own `save`
         assert all(map(torch.is_tensor, sent))

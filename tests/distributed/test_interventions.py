@@ -18,7 +18,7 @@ CALLS = {
     "Foreach": "AdamW(",
     "SetToNone": "zero_grad(",
     "BucketView": "DistributedDataParallel(",
-    "BucketMegabytes": "DistributedDataParallel(",
+    "BucketMb": "DistributedDataParallel(",
     "KeepUnsharded": "fully_shard(",
     "Prefetch": "DataLoader(",
 }
@@ -58,6 +58,9 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
     look = seen(trials["look"], "Look")
     assert look["functions"] == ["get_batch", "batches"]
     assert look["trained_tensors"] == 4
+    assert {*look["fits"]} == {
+        *("workers", "prefetch", "pin_memory", "fused", "foreach", "bucket_view", "bucket_mb"),
+    }
     validated = seen(trials["validated"], "Look")
     assert validated["rows"] == [32] * (STEPS - WARMUP_STEPS), "batches that train"
     assert validated["loader"]["batch"] == 4

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shardmark.base.errors import InputError
-from shardmark.base.results.store import load_run
+from shardmark.base.results.store import is_run, load_run
 from shardmark.base.statistics.race import Decision
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.race import Race, race_of, verdict_on
-from shardmark.bench.analysis.improvement import FIRST, SNIPPETS, TOGETHER, Improvement, patch_of
+from shardmark.bench.analysis.improvement import FIRST, SNIPPETS, Improvement, patch_of
 from shardmark.bench.analysis.taken_away import WORTH_A_TRY
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.session import RunSession
-from shardmark.bench.why import look_at
+from shardmark.bench.why import looked_at
 from shardmark.experiment.experiment import Experiment
-from shardmark.scripts.interventions import SAVINGS, text_of
+from shardmark.scripts.interventions import CALLS, SAVINGS, text_of
 
 WORKERS = (2, 4, 8)
 FEW_WORKERS = 4
@@ -37,7 +38,7 @@ RACED_ALONE = 0.7
 
 
 def improve(
-    experiment_of: Callable[[Mapping[str, str]], Experiment],
+    experiment_of: Callable[[Mapping[str, str], int], Experiment],
     command: str,
     world_size: int,
     path: Path,
@@ -54,9 +55,9 @@ def improve(
     for name in only:
         if name not in SAVINGS:
             raise InputError("--only", f"found {name!r}", f"allowed are {', '.join(SAVINGS)}")
-    seen, device_type = look_at(command, world_size, path / "look", listener=listener)
-    if time.monotonic() - began > budget_seconds * RACED_ALONE:
-        raise InputError("--budget", f"{budget_seconds:g} s", "the first trial takes longer")
+    ends_at_seconds = began + budget_seconds * RACED_ALONE
+    with looked_at(command, world_size, path / "look", ends_at_seconds, listener) as rounds:
+        seen, device_type = rounds.samples.seen[0], rounds.session.runner.machine.device_type
     fitting = {
         f"{value} {name}" if name in COUNTS else name: {name: value}
         for name, value in _fitting(seen, device_type, world_size)
@@ -70,12 +71,9 @@ def improve(
     def race(share: float, names: Collection[str], most_pairs: int) -> Race:
         """Measure variants until they are decided, then compare what the fast ones train."""
         left = budget_seconds * share - (time.monotonic() - began)
-        experiment = experiment_of({name: variants[name] for name in names})
-        repeats = experiment.measure.repeats.model_copy(update={"at_most": most_pairs})
-        measure = experiment.measure.model_copy(update={"repeats": repeats})
-        experiment = experiment.model_copy(update={"measure": measure})
+        experiment = experiment_of({name: variants[name] for name in names}, most_pairs)
         options = RunOptions(budget_seconds=left)
-        if left <= 0:
+        if left <= 0 and is_run(path / "race"):
             return _race(path / "race", experiment)
         with RunSession.open(experiment, path / "race", options, listener) as session:
             session.run()
@@ -87,18 +85,17 @@ def improve(
 
     result = race(RACED_ALONE, variants, PAIRS_OF_RACES[0])
     # More pairs for the better half: few decide something, and many of each take too long.
-    ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
-    finalists = [racer.row.strategy for racer in ranked[: max(2, (len(ranked) + 1) // 2)]]
+    ranked = [racer.row.strategy for racer in result.racers]
+    finalists = ranked[: max(2, (len(ranked) + 1) // 2)]
     result = race(RACED_ALONE, [FIRST, *finalists], PAIRS_OF_RACES[1])
     faster = _fastest_of_each(result, fitting)
     if len(faster) > 1:
-        together = {key: value for name in faster for key, value in fitting[name].items()}
-        fitting[TOGETHER], variants[TOGETHER] = together, text_of(together)
-        finalists.append(TOGETHER)
+        finalists.append(together := " and ".join(faster))
+        fitting[together] = {key: value for name in faster for key, value in fitting[name].items()}
+        variants[together] = text_of(fitting[together])
     if len(faster) > 1 or any(verdict_on(racer) == "not decided" for racer in result.racers):
         result = race(1.0, [FIRST, *finalists], PAIRS_OF_RACES[2])
-    ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
-    best = next((racer.row for racer in ranked if verdict_on(racer) == "keep"), None)
+    best = next((racer.row for racer in result.racers if verdict_on(racer) == "keep"), None)
     chosen = {} if best is None else fitting[best.strategy]
     places: dict[str, dict[str, Any]] = {}
     for record in best.ok_trials[0].ranks if best is not None else ():
@@ -120,12 +117,12 @@ def improve(
 
 
 def _race(path: Path, experiment: Experiment) -> Race:
-    margin = experiment.measure.repeats.margin
-    assert margin is not None, "it is a race"
-    result = race_of(compare([load_run(path)]).rows, FIRST, margin)
+    """Return the race as far as it has come, the fastest first."""
+    result = race_of(compare([load_run(path)]).rows, FIRST, experiment.measure.repeats.margin or 0)
     if result is None:
         raise InputError("--budget", "too short to compare two trials", "give it more time")
-    return result
+    racers = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
+    return replace(result, racers=tuple(racers))
 
 
 def _fitting(seen: Mapping[str, Any], device_type: str, world_size: int) -> list[tuple[str, str]]:
@@ -135,18 +132,19 @@ def _fitting(seen: Mapping[str, Any], device_type: str, world_size: int) -> list
     loads = bool(loader) and shares.get("input", 0.0) >= WORTH_A_TRY
     workers = loader["workers"] if loads else max(WORKERS)
     updates = shares.get("update", 0.0) >= WORTH_A_TRY
-    replicas, convolves = "DistributedDataParallel" in wrappers, "Conv2d" in wrappers
+    replicas = "DistributedDataParallel" in wrappers and "no_sync" not in wrappers
+    convolves = "Conv2d" in wrappers
     fits = {
         **{("workers", str(n)): workers < n <= max(FEW_WORKERS, cores) for n in WORKERS},
-        ("prefetch", str(PREFETCHED)): loads and workers > 0,
-        ("pin_memory", ""): cuda and bool(loader),
+        ("prefetch", str(PREFETCHED)): loads,
+        ("pin_memory", ""): cuda,
         ("fused", ""): updates,
         ("foreach", ""): updates,
-        ("set_to_none", ""): "zero_grad" in wrappers,
-        ("bucket_view", ""): replicas,
-        ("bucket_mb", str(BUCKET_MB)): replicas and seen["trained_bytes"] > DDP_BUCKET_BYTES,
+        ("set_to_none", ""): True,
+        ("bucket_view", ""): True,
+        ("bucket_mb", str(BUCKET_MB)): seen["trained_bytes"] > DDP_BUCKET_BYTES,
+        ("keep_unsharded", ""): True,
         ("no_sync", str(seen["passes"])): replicas and seen["passes"] > 1,
-        ("keep_unsharded", ""): "fully_shard" in wrappers,
         ("compile", ""): "compile" not in wrappers,
         ("channels_last", ""): convolves,
         ("cudnn_benchmark", ""): convolves and cuda,
@@ -154,13 +152,17 @@ def _fitting(seen: Mapping[str, Any], device_type: str, world_size: int) -> list
         ("tf32", ""): cuda,
         ("malloc", ""): not cuda,
     }
-    return [intervention for intervention, is_fitting in fits.items() if is_fitting]
+    return [
+        (name, value)
+        for (name, value), is_fitting in fits.items()
+        if is_fitting and (name in seen["fits"] or name not in CALLS)
+    ]
 
 
 def _fastest_of_each(race: Race, fitting: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the variants to keep, one for each intervention and for each kind of update."""
     faster: dict[str, str] = {}
-    for racer in sorted(race.racers, key=lambda racer: -racer.standing.ratio):
+    for racer in race.racers:
         if verdict_on(racer) == "keep":
             name = racer.row.strategy
             (intervention,) = fitting[name]

@@ -7,12 +7,12 @@ import os
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardmark.base.errors import InputError
-from shardmark.base.text import say_text
+from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import TextOrJson, numbers_of_ranks, path_of
 from shardmark.cli.run import resumable
 from shardmark.cli.time import measured_command
@@ -69,8 +69,9 @@ def explain_step(
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     longest = f"{10 * len(numbers)}m" if budget is None else budget
     ends_at = time.monotonic() + parse_seconds(longest, "--budget")
+    missing: list[str] = []
     explanations: list[Explanation] = []
-    documents: list[dict[str, Any]] = []
+    documents = []
     with run_folder(out, "why") as folder, resumable(folder):
         for index, number in enumerate(numbers):
             seconds = max(ends_at - time.monotonic(), 0) / (len(numbers) - index)
@@ -84,7 +85,7 @@ def explain_step(
                 except InputError as error:
                     if not explanations:
                         raise
-                    progress.note(f"no answer for {number} ranks: {error}")
+                    missing.append(f"no answer for {number} ranks: {error}")
                     continue
             explanations.append(explanation)
             documents.append({**facts_of(explanation), "run": str(path)})
@@ -92,6 +93,7 @@ def explain_step(
                 say_text("\n".join(["", *lines_of(explanation), "", f"files: {path}", ""]))
         drawn = len(numbers) > 1 and is_installed("vl_convert")
         images = write_images(draw(parts_by_ranks(explanations)), folder) if drawn else []
+    say(*missing, error=True)
     if form is TextOrJson.JSON:
         say_text(json.dumps(documents[0] if len(numbers) == 1 else documents, indent=1) + "\n")
     elif len(numbers) > 1:

@@ -100,7 +100,9 @@ def _problem_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, s
             elif len(location) == 1:
                 allowed += "; keys of your own, for anchors, begin with x-"
         case "union_tag_not_found":
-            names, keys = _names_at(place), list(value) if isinstance(value, Mapping) else []
+            named = (one.get("properties", {}).get("name", {}) for one in _mappings_at(place))
+            names = tuple(name["const"] for name in named if "const" in name)
+            keys = list(value) if isinstance(value, Mapping) else []
             problem, allowed = "missing", choices("", names)
             if len(keys) == 1 and keys[0] in names:
                 allowed = f"write {{name: {keys[0]}, ...}}, its options beside the name"
@@ -170,12 +172,6 @@ def _keys_at(location: Location) -> tuple[str, ...]:
     """Return the keys of the mapping at this location, which includes names of union members."""
     keys = (key for mapping in _mappings_at(location) for key in mapping.get("properties", ()))
     return tuple(dict.fromkeys(keys))
-
-
-def _names_at(location: Location) -> tuple[str, ...]:
-    """Return the names of the members of the union at this location."""
-    named = (mapping.get("properties", {}).get("name", {}) for mapping in _mappings_at(location))
-    return tuple(name["const"] for name in named if "const" in name)
 
 
 def _mappings_at(location: Location) -> list[Schema]:

@@ -205,6 +205,7 @@ def test_numbers_of_ranks_share_the_budget_of_why(
     monkeypatch.setattr(why_verb, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(why, "explain", explain)
     words = ("why", "--ranks", "1,2,4", *budget, "--format", "json", "--", "train.py")
-    code, printed, _ = answer(capsys, *words)
+    code, printed, errors = answer(capsys, *words)
     assert (code, given) == (0, shares)
+    assert ("no answer for 4 ranks: --budget" in errors) == bool(budget)
     assert len(json.loads(printed)) == sum(map(bool, shares)), "what was measured is printed"

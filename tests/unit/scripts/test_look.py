@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import UserDict
 from collections.abc import Iterator
 from inspect import getsourcelines
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardmark.scripts.interventions import look
+from shardmark.scripts.interventions import arguments, look
 from shardmark.scripts.interventions.look import Look
 
 
@@ -26,6 +27,20 @@ def busy_and_idle() -> float:
 
 
 SECONDS = 0.4
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, wrappers: dict[str, Any] | None = None) -> Look:
+    """Looks that change nothing of torch; `wrappers` gets what they would call, by name."""
+    found = {} if wrappers is None else wrappers
+
+    def replace(owner: Any, name: str, wrapper: Any) -> None:
+        found[f"{owner.__name__}.{name}"] = wrapper
+
+    monkeypatch.setattr(look, "replace", replace)
+    monkeypatch.setattr(arguments, "replace", lambda *_: None)
+    looking = Look(None)
+    looking.install()
+    return looking
 
 
 class Inner(nn.Module):
@@ -46,9 +61,7 @@ class OfLightning(Inner):
 
 
 def test_a_step_of_lightning_is_no_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "replace", lambda *_: None)
-    looking = Look(None)
-    looking.install()
+    looking = installed(monkeypatch)
     assert OfLightning(looking)() == ("own_code", "forward")
 
 
@@ -58,9 +71,7 @@ class Own(torch.optim.SGD):
 
 
 def test_an_optimizers_closure_is_no_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "replace", lambda *_: None)
-    looking = Look(None)
-    looking.install()
+    looking = installed(monkeypatch)
     kinds: list[str] = []
 
     def note(*_: Any) -> None:
@@ -75,19 +86,45 @@ def test_an_optimizers_closure_is_no_update(monkeypatch: pytest.MonkeyPatch) -> 
 def test_parameters_of_all_optimizers_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GAN has two, whose gradients are reduced in the same step."""
     wrappers: dict[str, Any] = {}
-
-    def replace(owner: Any, name: str, wrapper: Any) -> None:
-        wrappers[f"{owner.__name__}.{name}"] = wrapper
-
-    monkeypatch.setattr(look, "replace", replace)
-    looking = Look(None)
-    looking.install()
+    looking = installed(monkeypatch, wrappers)
     one, other = nn.Linear(4, 4), nn.Linear(8, 8, bias=False)
     for parameters in (one.parameters(), other.parameters(), one.parameters()):
         optimizer = torch.optim.SGD(parameters)
         wrappers["Optimizer.__init__"](lambda _: None, optimizer)
+    looking.passes_of_step = 4
     facts = looking.facts()
     assert (facts["trained_tensors"], facts["trained_bytes"]) == (3, 4 * (16 + 4 + 64))
+    assert facts["passes"] == 2, "each of the three has one, and one has another"
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows"),
+    [(UserDict(text=torch.ones(2, 3)), [6]), ([{"a": [torch.ones(4)]}], [4]), (object(), [])],
+)
+def test_sizes_of_batches_are_known_or_missing(
+    batch: object, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of transformers is a mapping; what holds no tensors that are seen has no size."""
+    wrappers: dict[str, Any] = {}
+    looking = installed(monkeypatch, wrappers)
+    wrappers["_BaseDataLoaderIter.__next__"](lambda _: batch, object())
+    wrappers["torch.autograd.backward"](lambda _: None, torch.ones(1))
+    assert looking.facts()["rows"] == rows
+
+
+def test_a_backward_pass_inside_of_another_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpointing computes so; accumulation counts the outer ones."""
+    wrappers: dict[str, Any] = {}
+    looking = installed(monkeypatch, wrappers)
+    weight = torch.ones(1, requires_grad=True)
+
+    def nested(_: Any) -> None:
+        wrappers["torch.autograd.backward"](lambda _: None, weight)
+
+    loss = weight * 2
+    loss.register_hook(nested)  # type: ignore[no-untyped-call]
+    wrappers["torch.autograd.backward"](lambda one: one.backward(), loss)
+    assert looking.passes == 1
 
 
 @pytest.fixture(autouse=True)
@@ -98,12 +135,10 @@ def switch_interval() -> Iterator[None]:
 
 
 def test_looks_that_come_late_weigh_as_much_as_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(look, "replace", lambda *_: None)
     _, first = getsourcelines(busy_and_idle)
     seen = []
     for _ in range(5):  # other programs may delay looks, too
-        looking = Look(None)
-        looking.install()
+        looking = installed(monkeypatch)
         looking.begin()
         share = busy_and_idle()
         assert sys.getswitchinterval() == pytest.approx(look.SWITCH_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from shardmark.bench.analysis.compare.race import Race
 
-FIRST, TOGETHER = "unchanged", "together"
+FIRST = "unchanged"
 SNIPPETS = {
     "no_sync": "wrap all micro-batches but the last of each step in `with model.no_sync():`",
     "compile": "model.compile()",
@@ -23,7 +24,8 @@ SNIPPETS = {
     "tf32": "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
     "threads": "torch.set_num_threads({})",
-    "malloc": "start it with MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1073741824",
+    "malloc": "start it with MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1073741824 "
+    "MALLOC_TOP_PAD_=67108864",
 }
 """Changes to make by hand, with the value, of interventions that add no argument to a call."""
 NO_NEWLINE = "\n\\ No newline at end of file\n"
@@ -47,12 +49,13 @@ class Improvement:
 def patch_of(places: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
     """Return a unified diff that adds arguments to calls, and sentences on calls that it lacks.
 
-    `places` has `FILE:LINE` with the arguments by the name of the class or function.
+    `places` has `FILE:LINE`, empty for calls of libraries, with the arguments by the name of the
+    class or function.
     """
     by_file: dict[str, dict[int, Mapping[str, Any]]] = {}
     for place, calls in places.items():
         file, _, line = place.rpartition(":")
-        by_file.setdefault(file, {})[int(line)] = calls
+        by_file.setdefault(file, {})[int(line or 0)] = calls
     patches: list[str] = []
     missing: list[str] = []
     for file, lines in by_file.items():
@@ -63,7 +66,8 @@ def patch_of(places: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, .
         diff = difflib.unified_diff(before, after, f"a/{file}", f"b/{file}")
         patches += (line if line.endswith("\n") else line + NO_NEWLINE for line in diff)
         missing += [
-            f"{name} is called at {file}:{line}: let it get {_text_of(added)}"
+            f"{name} is called {f'at {file}:{line}' if file else 'by a library'}: let it get "
+            + _text_of(added)
             for line, calls in lines.items()
             for name, added in calls.items()
             if line not in patched
@@ -82,14 +86,24 @@ def _edited(
     code = "".join(before).encode()
     starts = [0, *accumulate(len(line.encode()) for line in before)]
     edits: list[tuple[int, int, str]] = []
-    patched = set()
-    for call, added in _calls(ast.parse(code), lines):
+    patched, calls = set[int](), list[tuple[ast.Call, Mapping[str, Any]]]()
+    with suppress(SyntaxError, ValueError):  # other code may be named after the file
+        calls = [*_calls(ast.parse(code), lines)]
+    counts = Counter(call.lineno for call, _ in calls)
+    for call, added in calls:
+        if counts[call.lineno] > 1:
+            continue  # one of them was seen
         patched.add(call.lineno)
-        values = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in added}
-        for name, value in values.items():
+        changed = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in added}
+        for name, value in changed.items():
             edits.append((*_ends(value, starts), repr(added[str(name)])))
-        if text := _text_of({name: value for name, value in added.items() if name not in values}):
-            edits.append(_insertion(call, text, code, starts))
+        if text := _text_of({name: value for name, value in added.items() if name not in changed}):
+            bracket = _ends(call, starts)[1] - 1
+            values = [*call.args, *(keyword.value for keyword in call.keywords)]
+            last = min(bracket, max((_ends(one, starts)[1] for one in values), default=bracket))
+            while closed := re.match(rb"\s*\)", code[last:bracket]):
+                last += closed.end()
+            edits.append((last, last, f", {text}" if values else text))
     after = code
     for start, end, text in sorted(edits, reverse=True):
         after = after[:start] + text.encode() + after[end:]
@@ -99,29 +113,10 @@ def _edited(
     return [*before], set()
 
 
-def _insertion(
-    call: ast.Call, text: str, code: bytes, starts: Sequence[int]
-) -> tuple[int, int, str]:
-    """Return where, in bytes, arguments are put before the bracket of a call, and as what text."""
-    bracket = _ends(call, starts)[1] - 1
-    values = [*call.args, *(keyword.value for keyword in call.keywords)]
-    if not values:
-        return bracket, bracket, text
-    first, last = max((_ends(value, starts) for value in values), key=lambda ends: ends[1])
-    comma = b"," in re.sub(rb"#.*", b"", code[last:bracket])
-    line, line_of_last = (code.rfind(b"\n", 0, end) + 1 for end in (bracket, first))
-    if comma and not code[line:bracket].strip():
-        indent = re.match(rb"\s*", code[line_of_last:])
-        return line, line, f"{indent[0].decode() if indent else ''}{text},\n"
-    return bracket, bracket, text if comma else f", {text}"
-
-
 def _ends(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
     """Return where a part of the code begins and ends, in bytes."""
-    assert node.end_lineno is not None, "it is parsed from text"
-    assert node.end_col_offset is not None, "it is parsed from text"
-    start, end = starts[node.lineno - 1], starts[node.end_lineno - 1]
-    return start + node.col_offset, end + node.end_col_offset
+    start, end = starts[node.lineno - 1], starts[(node.end_lineno or 1) - 1]
+    return start + node.col_offset, end + (node.end_col_offset or 0)
 
 
 def _calls(

@@ -34,15 +34,14 @@ KINDS |= {name: kind for kind, name in BETWEEN.items()}
 WORTH_A_TRY = 0.02
 """Share of a rank's time from which a thing is taken away."""
 WRAPPERS = {"DistributedDataParallel", "fully_shard"}  # reduce gradients inside of passes
-WATCHED = 0.08
-"""Share of a step from which own code and collectives are named, which cannot be taken away."""
+WATCHED, LEAST_LOOKS = 0.08, 5
+"""Share of a step and looks from which own code and collectives are named, as they stay."""
 THIN = 0.25
 """Share of the rest of a step, for its messages alone, from which the link is thin."""
 BY_CHANCE = 3.0
 """Standard errors between means of ranks' sizes of batches up to which they are alike."""
 PRECISE = 0.02
 """Half of an interval's width, in shares of a step, that is narrow enough."""
-FEW_ROUNDS = 2
 NO_LOSS = Estimate(value=0.0, low=0.0, high=None, n=0)
 SPANS = ("data", "backward", "optimizer")
 """Spans that a script's steps are divided in; the rest is the forward pass and its own code."""
@@ -126,16 +125,12 @@ class Samples:
 
     def precise(self, variants: Iterable[str]) -> bool:
         """True if the intervals of what the variants save are narrow enough."""
-        for name in variants:
-            estimate = self.saved(name)
-            if estimate is None or name == PLAIN:
-                continue
-            if estimate.low is None or estimate.high is None:
-                return False
-            half_width = (estimate.high - estimate.low) / 2
-            if half_width > max(PRECISE * self.step.value, abs(estimate.value) / 10):
-                return False
-        return True
+        saved = (self.saved(name) for name in variants if name != PLAIN)
+        return all(
+            e.half_width is not None
+            and e.half_width <= max(PRECISE * self.step.value, abs(e.value) / 10)
+            for e in filter(None, saved)
+        )
 
     def late(self) -> tuple[int, Estimate] | None:
         """Return the rank that takes longest without peers, and how much longer than the others."""
@@ -208,7 +203,7 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
             place = _place(seen[rank or 0], kind)
             parts.append(Part(kind=kind, seconds=saved, rank=rank, place=place))
     counts = _counts(samples)
-    more = [*_more_reductions(counts)]
+    more = [*_more_reductions(counts, seen[0])]
     needed = next((p for p in parts if p.kind == "communication"), None)
     if needed is not None:  # the link takes long for a step's messages, or its rate is not known
         rate, rest_seconds = counts["link_bytes_per_second"], step.value - needed.seconds.value
@@ -247,10 +242,10 @@ def largest_share(seen: Sequence[Mapping[str, Any]], kind: str) -> float:
 def _without(seconds: Estimate, other: Estimate) -> Estimate:
     """Return the difference of two estimates with independent errors."""
     shift = max(0.0, other.value)
-    if None in (seconds.low, seconds.high, other.low, other.high):
-        return replace(seconds, value=seconds.value - shift, low=None, high=None)
-    widths = [(e.high - e.low) / 2 for e in (seconds, other)]  # type: ignore[operator]
-    half, value = math.hypot(*widths), seconds.value - shift
+    value = seconds.value - shift
+    if seconds.half_width is None or other.half_width is None:
+        return replace(seconds, value=value, low=None, high=None)
+    half = math.hypot(seconds.half_width, other.half_width)
     return replace(seconds, value=value, low=value - half, high=value + half)
 
 
@@ -323,14 +318,17 @@ def _own_collectives(samples: Samples, most: Estimate) -> Iterable[Part]:
     """
     rank = min(samples.seen, key=lambda rank: rank["shares"].get("communication", 0.0))
     share = rank["shares"].get("communication", 0.0)
-    if share >= WATCHED and WRAPPERS & {*rank.get("wrappers", ())}:
-        watched, place = _watched(samples, share, rank["looks"]), _place(rank, "communication")
+    watched = _watched(samples, share, rank["looks"])
+    if watched is not None and WRAPPERS & {*rank.get("wrappers", ())}:
+        place = _place(rank, "communication")
         seconds = min(watched, most, key=lambda estimate: estimate.value)
         yield Part(kind="own_collectives", seconds=seconds, known_by="watched", place=place)
 
 
-def _watched(samples: Samples, share: float, looks: int) -> Estimate:
-    """Estimate the seconds of a step from a share of the looks at a rank's main thread."""
+def _watched(samples: Samples, share: float, looks: int) -> Estimate | None:
+    """Estimate seconds of a step from a share of a rank's looks; None if they are few."""
+    if share < WATCHED or share * looks < LEAST_LOOKS:
+        return None
     step_seconds = samples.step.value
     error = 2 * (share * (1 - share) / looks) ** 0.5
     low, high = ((share + sign * error) * step_seconds for sign in (-1, 1))
@@ -340,7 +338,8 @@ def _watched(samples: Samples, share: float, looks: int) -> Estimate:
 def _code(samples: Samples) -> Iterable[Part]:
     """Yield the script's own code, of the rank that spends most time there.
 
-    What a line with a print computes stays when nothing is printed, and is own code, too.
+    What a line with a print computes stays when nothing is printed, and is own code, too.  Beside
+    a GPU the main thread may wait there for what the GPU computes, so that nothing is told.
     """
     seen, step_seconds = samples.seen, samples.step.value
     kinds = ["own_code"]
@@ -350,8 +349,8 @@ def _code(samples: Samples) -> Iterable[Part]:
         kinds += [kind] if saved and saved.high is not None and saved.high < least else []
     shares = [sum(rank["shares"].get(kind, 0.0) for kind in kinds) for rank in seen]
     most = max(range(len(shares)), key=shares.__getitem__)
-    if (share := shares[most]) >= WATCHED:
-        seconds = _watched(samples, share, seen[most]["looks"])
+    share, seconds = shares[most], _watched(samples, shares[most], seen[most]["looks"])
+    if seconds is not None and not seen[most].get("on_gpu"):
         alone = len(shares) > 1 and share > 2 * max(shares[:most] + shares[most + 1 :])
         yield Part(
             kind="own_code", seconds=seconds, known_by="watched", rank=most if alone else None,
@@ -372,7 +371,8 @@ def _lost(samples: Samples, parts: Sequence[Part], needed: Part | None) -> Estim
     if needed is not None:
         lost = _without(lost, needed.seconds)
     value = lost.value + sum(part.seconds.value for part in (*late, *watched))
-    most = sum(part.seconds.value for part in parts)
+    rest_seconds = samples.step.value - (needed.seconds.value if needed else 0.0)
+    most = min(sum(part.seconds.value for part in parts), rest_seconds)
     value = min(max(value, parts[0].seconds.value), most)
     shift = value - lost.value
     low, high = (None if end is None else end + shift for end in (lost.low, lost.high))
@@ -396,18 +396,21 @@ def _counts(samples: Samples) -> dict[str, Any]:
     }
 
 
-def _more_reductions(counts: Mapping[str, Any]) -> Iterable[str]:
-    """Yield what shows that gradients are reduced more often than they need."""
+def _more_reductions(counts: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterable[str]:
+    """Yield what shows that gradients are reduced more often than they need.
+
+    A wrapper reduces them in buckets; in a single backward pass activations may be reduced, too.
+    """
     collectives, tensors = counts["collectives"], counts["trained_tensors"]
     calls = collectives.get("all_reduce", {"calls": 0})["calls"]
-    if calls >= tensors >= 4:
+    if calls >= tensors >= 4 and not WRAPPERS & {*seen.get("wrappers", ())}:
         yield (
             f"{calls:.0f} all-reduces a step for {tensors} tensors: DDP, or one flat tensor, takes "
             "a few"
         )
     reductions = (collectives.get(kind) for kind in ("all_reduce", "reduce_scatter"))
     reduced = sum(record["payload_bytes"] for record in reductions if record)
-    if (size := counts["trained_bytes"]) and reduced > 1.5 * size:
+    if (size := counts["trained_bytes"]) and reduced > 1.5 * size and seen.get("passes", 1) > 1:
         yield (
             f"{reduced / size:.1f} times the gradients are reduced a step: under accumulation, "
             "no_sync() leaves one reduction"
@@ -422,10 +425,13 @@ def _idle_loader(counts: Mapping[str, Any], input_share: float) -> Iterable[str]
 
 def _notes(samples: Samples) -> Iterable[str]:
     for name, reason in samples.failures.items():
-        yield f"{name} could not be taken away: {reason}"
+        problem = "failed later on" if samples.trials(name) else "could not be taken away"
+        yield f"{name} {problem}: {reason}"
+    if any(rank.get("on_gpu") for rank in samples.seen):
+        yield "the script's own code is not told: there it may wait for what the GPU computes"
     every = [s for by_round in samples.by_variant.values() for s in by_round.values()]
     disturbed = [s.result.disturbed for s in every if s.result.disturbed]
     if disturbed:
         yield f"{len(disturbed)} of {len(every)} trials disturbed, the first: {disturbed[0]}"
-    if (count := len(samples.trials(PLAIN))) <= FEW_ROUNDS:
+    if (count := len(samples.trials(PLAIN))) <= 2:
         yield f"{counted(count, 'round')} only: the budget is used up"

@@ -210,10 +210,11 @@ def _meets(row: Row, conditions: Mapping[str, Any]) -> bool:
 def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[Row]) -> Pair:
     """Pair a training of the study with a measured row, if there is one."""
     fewest, reference = study.fewest_ranks(figures), study.reference_of(figures)
+    over, under = (None if one is None else one.headline.get(PEAK) for one in (figures, reference))
     ratios = {
         SPEEDUP: _times_as_fast(figures, fewest),
         RELATIVE_TIME: None if reference is None else _times_as_fast(reference, figures),
-        RELATIVE_PEAK: None if reference is None else _memory_ratio(figures, reference),
+        RELATIVE_PEAK: over / under if over and under else None,
     }
     published = figures.headline | {name: value for name, value in ratios.items() if value}
     if row is not None:
@@ -272,11 +273,6 @@ def _times_as_fast(above: Figures, below: Figures) -> float | None:
     if "epoch_seconds" in over and "epoch_seconds" in under:
         return under["epoch_seconds"] / over["epoch_seconds"]
     return None
-
-
-def _memory_ratio(above: Figures, below: Figures) -> float | None:
-    over, under = above.headline.get(PEAK), below.headline.get(PEAK)
-    return over / under if over and under else None
 
 
 def _find(

@@ -164,6 +164,7 @@ class RankReport:
 
     def _record(self, steps: Sequence[RecordedStep]) -> RankRecord:
         recorder, peak, compilation = self.recorder, self.cuda_peak, self.compilation
+        boot_id = read_kernel_file(Path("/proc/sys/kernel/random/boot_id"))  # the kernel's
         sample_ids = recorder.sample_ids if recorder else []
         counted = sample_ids if self.counts_samples else []
         trained = sample_ids[: self.trained_steps]
@@ -181,7 +182,7 @@ class RankReport:
             role=self.role,
             host=platform.node(),
             node=int(os.environ.get(NODE_VARIABLE, "0")),
-            kernel=_kernel(),
+            kernel=hashlib.sha256(boot_id.encode()).hexdigest()[:12] if boot_id else None,
             local_rank=int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None,
             pid=os.getpid(),
             device=self._device,
@@ -272,9 +273,3 @@ class RankReport:
                 "started_at_seconds": step.started_at_seconds,
                 **{f"{name}_seconds": step.seconds.get(name) for name in SPANS},
             }
-
-
-def _kernel() -> str | None:
-    """Return a hash that identifies the running kernel."""
-    boot_id = read_kernel_file(Path("/proc/sys/kernel/random/boot_id"))
-    return hashlib.sha256(boot_id.encode()).hexdigest()[:12] if boot_id else None

@@ -13,36 +13,29 @@ if TYPE_CHECKING:
 
 SIGN = "%"
 """Sign before the names of interventions in the arguments of a variant."""
+
+
+def _in(module: str, names: str) -> dict[str, str]:
+    """Return the classes of a module by the names of their interventions."""
+    return {name: f"{module}:{name.title().replace('_', '')}" for name in names.split()}
+
+
 COSTS = {
-    "look": "look:Look",
-    "same_batch": "same_batch:SameBatch",
-    "rows_of": "same_batch:RowsOf",
-    "no_peers": "no_peers:NoPeers",
-    "swap_places": "swap_places:SwapPlaces",
-    "no_update": "between_steps:NoUpdate",
-    "no_evaluation": "between_steps:NoEvaluation",
-    "no_checkpoint": "between_steps:NoCheckpoint",
-    "no_logging": "between_steps:NoLogging",
+    **_in("look", "look"),
+    **_in("same_batch", "same_batch rows_of"),
+    **_in("no_peers", "no_peers"),
+    **_in("swap_places", "swap_places"),
+    **_in("between_steps", "no_update no_evaluation no_checkpoint no_logging"),
 }
 """Interventions that show what something costs.  They may change what is trained."""
-
+CALLS = {
+    **_in("arguments", "workers prefetch pin_memory fused foreach set_to_none bucket_view"),
+    **_in("arguments", "bucket_mb keep_unsharded"),
+}
+"""Savings that add arguments to calls of the script."""
 SAVINGS = {
-    "workers": "arguments:Workers",
-    "prefetch": "arguments:Prefetch",
-    "pin_memory": "arguments:PinMemory",
-    "fused": "arguments:Fused",
-    "foreach": "arguments:Foreach",
-    "set_to_none": "arguments:SetToNone",
-    "bucket_view": "arguments:BucketView",
-    "bucket_mb": "arguments:BucketMegabytes",
-    "keep_unsharded": "arguments:KeepUnsharded",
-    "no_sync": "settings:NoSync",
-    "compile": "settings:Compile",
-    "channels_last": "settings:ChannelsLast",
-    "tf32": "settings:TensorFloat32",
-    "cudnn_benchmark": "settings:CudnnBenchmark",
-    "threads": "settings:Threads",
-    "malloc": "settings:Malloc",
+    **CALLS,
+    **_in("settings", "no_sync compile channels_last tf32 cudnn_benchmark threads malloc"),
 }
 """Interventions that may save time; what they train is compared."""
 _ALL = COSTS | SAVINGS

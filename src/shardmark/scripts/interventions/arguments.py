@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -15,17 +16,24 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from shardmark.scripts.interventions.base import Intervention, line_of, replace
 
+signature_of = cache(inspect.signature)  # some of the calls are made in every step
+
 
 class Arguments(Intervention):
     """Adds keyword arguments to calls of functions, and notes the lines of the calls."""
 
-    added: ClassVar[dict[str, Any]] = {}
-    owners: ClassVar[tuple[tuple[Any, str], ...]] = ()
+    owners: ClassVar[tuple[tuple[Any, str], ...]] = ((DataLoader, "__init__"),)
     """Classes or modules with the names of their functions."""
+    added: ClassVar[dict[str, Any]] = {}
+    """Arguments with values; the type `int` stands for the intervention's own value."""
+    excluded: ClassVar[tuple[str, ...]] = ()
+    """Arguments beside which none is added."""
+    changes = True
+    """False to note the calls alone."""
 
     def install(self) -> None:
         self.places: dict[str, dict[str, dict[str, Any]]] = {}
-        """Arguments by `FILE:LINE` and name of the class or function."""
+        """Arguments by `FILE:LINE`, empty for a library's, and name of the class or function."""
         for owner, name in self.functions():
             replace(owner, name, self._call)
 
@@ -34,26 +42,26 @@ class Arguments(Intervention):
 
     def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is added to a call with these arguments."""
-        return {} if arguments.keys() & self.added.keys() else self.added
+        if any(arguments.get(name) is not None for name in (*self.added, *self.excluded)):
+            return {}
+        return {name: int(self.value) if v is int else v for name, v in self.added.items()}
 
     def _call(self, original: Any, *arguments: Any, **keywords: Any) -> Any:
-        signature = inspect.signature(original)
+        signature = signature_of(original)
         more = self.more(signature.bind(*arguments, **keywords).arguments)
         if more.keys() & signature.bind_partial(*arguments).arguments.keys():
             more = {}  # the script gives it by its place
-        if more and (place := line_of(sys._getframe(2))):
+        if more:
             named = type(arguments[0]) if original.__name__ == "__init__" else original
-            self.places[place] = {named.__name__: more}
-        return original(*arguments, **{**keywords, **more})
+            self.places.setdefault(line_of(sys._getframe(2)) or "", {})[named.__name__] = more
+        return original(*arguments, **{**keywords, **(more if self.changes else {})})
 
     def facts(self) -> dict[str, object]:
-        return {"places": self.places}
+        return {"places": self.places} if self.places else {}
 
 
 class Workers(Arguments):
     """Loads in as many processes as the value says, which live on."""
-
-    owners = ((DataLoader, "__init__"),)
 
     def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         count, is_stream = int(self.value), isinstance(arguments["dataset"], IterableDataset)
@@ -65,15 +73,13 @@ class Workers(Arguments):
 class Prefetch(Arguments):
     """Each worker loads as many batches ahead as the value says."""
 
-    owners = ((DataLoader, "__init__"),)
+    added: ClassVar[dict[str, Any]] = {"prefetch_factor": int}
 
     def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        chosen = arguments.get("prefetch_factor") or not arguments.get("num_workers")
-        return {} if chosen else {"prefetch_factor": int(self.value)}
+        return super().more(arguments) if arguments.get("num_workers") else {}
 
 
 class PinMemory(Arguments):
-    owners = ((DataLoader, "__init__"),)
     added: ClassVar[dict[str, Any]] = {"pin_memory": True}
 
 
@@ -81,6 +87,7 @@ class Fused(Arguments):
     """Updates all parameters in one kernel."""
 
     added: ClassVar[dict[str, Any]] = {"fused": True}
+    excluded = ("foreach",)
 
     def functions(self) -> Iterator[tuple[Any, str]]:
         for kind in vars(torch.optim).values():
@@ -89,15 +96,12 @@ class Fused(Arguments):
                 if self.added.keys() <= names.keys():
                     yield kind, "__init__"
 
-    def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        chosen = any(arguments.get(name) is not None for name in ("fused", "foreach"))
-        return {} if chosen else self.added
-
 
 class Foreach(Fused):
     """Updates the parameters in few calls."""
 
     added: ClassVar[dict[str, Any]] = {"foreach": True}
+    excluded = ("fused",)
 
 
 class SetToNone(Arguments):
@@ -105,10 +109,8 @@ class SetToNone(Arguments):
 
     owners = ((Optimizer, "zero_grad"), (torch.nn.Module, "zero_grad"))
 
-    def _call(self, original: Any, *arguments: Any, **keywords: Any) -> Any:
-        if keywords.get("set_to_none") is False and (place := line_of(sys._getframe(2))):
-            self.places[place] = {"zero_grad": {"set_to_none": True}}
-        return original(*arguments[:1], set_to_none=True)
+    def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return {"set_to_none": True} if arguments.get("set_to_none") is False else {}
 
 
 class BucketView(Arguments):
@@ -116,14 +118,10 @@ class BucketView(Arguments):
     added: ClassVar[dict[str, Any]] = {"gradient_as_bucket_view": True}
 
 
-class BucketMegabytes(Arguments):
+class BucketMb(BucketView):
     """DDP reduces in buckets of the size that the value says."""
 
-    owners = ((DistributedDataParallel, "__init__"),)
-
-    def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        chosen = arguments.get("bucket_cap_mb") is not None
-        return {} if chosen else {"bucket_cap_mb": int(self.value)}
+    added: ClassVar[dict[str, Any]] = {"bucket_cap_mb": int}
 
 
 class KeepUnsharded(Arguments):

@@ -7,10 +7,11 @@ import logging
 import sys
 from collections.abc import Callable
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, TypedStorage, UntypedStorage, nn
+from torch import TypedStorage, UntypedStorage, nn
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -70,9 +71,7 @@ class NoEvaluation(SameBatch):
                 return original(module, *inputs, **more)  # a teacher's is no evaluation
             if last[0] not in trained:
                 self.evaluated.add(last[0])
-            shapes = [
-                value.shape for value in (*inputs, *more.values()) if isinstance(value, Tensor)
-            ]
+            shapes = [getattr(value, "shape", None) for value in (*inputs, *more.values())]
             key = (id(module), str(shapes))
             if key not in outputs or not self.begun:
                 outputs[key] = original(module, *inputs, **more)
@@ -82,10 +81,9 @@ class NoEvaluation(SameBatch):
         replace(torch.autograd, "backward", backward)
         replace(nn.Module, "__call__", call)
 
-    def keep(self, source: object, batch: Any) -> Any:
+    def keep(self, source: object, batch: Any) -> None:
         if source in self.evaluated:
             self.again[source] = repeat(batch)
-        return batch
 
     def begin(self) -> None:
         self.begun = True
@@ -98,6 +96,8 @@ class NoCheckpoint(Intervention):
         def save(original: Callable[..., Any], obj: object, *rest: Any, **more: Any) -> None:
             if isinstance(obj, UntypedStorage | TypedStorage):  # a tensor is pickled
                 original(obj, *rest, **more)
+            elif isinstance(place := more.get("f", next(iter(rest), None)), str | Path):
+                Path(place).touch()  # it may be given another name, when it is complete
 
         replace(torch, "save", save)
         names = {

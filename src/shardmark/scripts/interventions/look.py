@@ -23,6 +23,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.base.traffic import required_fraction
+from shardmark.scripts.batches import leaves
+from shardmark.scripts.interventions import CALLS, built
+from shardmark.scripts.interventions.arguments import Arguments
 from shardmark.scripts.interventions.base import Intervention, is_users, line_of, replace
 
 EVERY_SECONDS = 0.002
@@ -32,6 +35,9 @@ LINK_BYTES = 2**22
 """Size of the message that measures the link: its start takes a small part of the time."""
 LINK_CALLS = 4
 FP32_BYTES = 4
+"""Least bytes of an element of a gradient: it may be reduced in more than its parameter has."""
+MOST_WORKERS = "1024"
+"""Value of the savings that add arguments, when they note the calls that they fit."""
 PROFILED_STEP = 1
 """Step of the warm-up whose functions are searched for one that makes batches."""
 MAKES_BATCHES = re.compile(r"batch|data|sample|load|fetch|input|next", re.IGNORECASE)
@@ -46,7 +52,6 @@ KINDS = (
     (r"torch/nn/functional\.py", r".*", "forward"),
 )
 """File and function of a frame, from the outermost one inwards, and what the thread does there."""
-_KINDS = [(re.compile(file), re.compile(function), kind) for file, function, kind in KINDS]
 
 
 class Look(Intervention):
@@ -63,9 +68,9 @@ class Look(Intervention):
         self.places: dict[int, str | None] = {}
         self.rows: list[int] = []
         self.trained: dict[int, int] = {}
-        """Elements of the parameters that optimizers were made for, by `id`."""
+        """Bytes of the gradients of parameters that optimizers were made for, by `id`."""
         self.wrappers: set[str] = set()
-        self.passes, self.passes_of_step = 0, 1
+        self.passes, self.passes_of_step, self.optimizers = 0, 1, 0
         self.thread: threading.Thread | None = None
         self.kinds: dict[CodeType, str | None] = {}
         self.link_bytes_per_second: float | None = None
@@ -75,35 +80,37 @@ class Look(Intervention):
 
         def optimized(original: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
             original(optimizer, *arguments, **keywords)
+            self.optimizers += 1
             groups = optimizer.param_groups  # DeepSpeed replaces them by its shards
             self.trained |= {
                 # FSDP1's flat tensors are shards that know the whole size
                 id(p): getattr(p, "_unpadded_unsharded_size", p.shape).numel()
+                * max(FP32_BYTES, p.element_size())
                 for group in groups
                 for p in group["params"]
                 if p.requires_grad
             }
 
         def wrapped(original: Any, *arguments: Any, **keywords: Any) -> Any:
-            self.wrappers.add(original.__qualname__.partition(".")[0])
+            self.wrappers.add(original.__qualname__.removesuffix(".__init__").rpartition(".")[2])
             return original(*arguments, **keywords)
 
         def backward(original: Any, *arguments: Any, **keywords: Any) -> None:
-            self.passes += 1
+            self.passes += torch._C._current_graph_task_id() < 0  # none inside of another
             if self.latest is not None:
                 self.loader, size = self.latest
-                self.rows.append(size)
+                self.rows += [size] if size else []
                 self.latest = None
             original(*arguments, **keywords)
 
-        def zeroed(original: Any, *arguments: Any, **keywords: Any) -> None:
-            if keywords.get("set_to_none") is False:
-                self.wrappers.add("zero_grad")
-            original(*arguments, **keywords)
-
-        replace(Optimizer, "zero_grad", zeroed)
+        self.savings = dict(zip(CALLS, built(dict.fromkeys(CALLS, MOST_WORKERS)), strict=True))
+        for saving in self.savings.values():
+            assert isinstance(saving, Arguments), "its name says so"
+            saving.changes = False
+            saving.install()
         replace(torch.autograd, "backward", backward)
         replace(DistributedDataParallel, "__init__", wrapped)
+        replace(DistributedDataParallel, "no_sync", wrapped)
         replace(fsdp, "fully_shard", wrapped)
         replace(torch, "compile", wrapped)
         replace(nn.Conv2d, "__init__", wrapped)
@@ -122,8 +129,7 @@ class Look(Intervention):
 
         def batch(original: Any, iterator: Any) -> Any:
             loaded = original(iterator)
-            tensors = [leaf for leaf in pytree.tree_leaves(loaded) if isinstance(leaf, Tensor)]
-            size = max((tensor.numel() for tensor in tensors), default=0)
+            size = max((tensor.numel() for tensor in leaves(loaded)), default=0)
             self.latest = (loaders.get(id(iterator)), size)
             return loaded
 
@@ -143,8 +149,8 @@ class Look(Intervention):
         code = frame.f_code
         if event != "return" or not MAKES_BATCHES.search(code.co_name) or not is_users(frame):
             return
-        leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
-        if leaves and all(leaf.grad_fn is None and leaf.dim() for leaf in leaves):
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        if tensors and all(tensor.grad_fn is None and tensor.dim() for tensor in tensors):
             self.functions[code.co_name] += 1
 
     def begin(self) -> None:
@@ -201,7 +207,7 @@ class Look(Intervention):
     def _kind_of_code(self, code: CodeType) -> str | None:
         if code not in self.kinds:
             file, function = code.co_filename, code.co_name
-            matches = (k for f, n, k in _KINDS if f.search(file) and n.fullmatch(function))
+            matches = (k for f, n, k in KINDS if re.search(f, file) and re.fullmatch(n, function))
             self.kinds[code] = next(matches, None)
         return self.kinds[code]
 
@@ -226,11 +232,13 @@ class Look(Intervention):
             "functions": [*self.functions],
             "rows": [*self.rows],  # untimed steps follow
             "wrappers": sorted(self.wrappers),
-            "passes": self.passes_of_step,
+            "fits": [name for name, saving in self.savings.items() if saving.facts()],
+            "on_gpu": torch.cuda.is_initialized(),  # type: ignore[no-untyped-call]
+            "passes": self.passes_of_step - max(0, self.optimizers - 1),  # those of one of them
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)),
             "trained_tensors": len(self.trained),
-            "trained_bytes": FP32_BYTES * sum(self.trained.values()),
+            "trained_bytes": sum(self.trained.values()),
             "link_bytes_per_second": self.link_bytes_per_second,
         }
         if self.loader is not None:

@@ -6,6 +6,7 @@ import ast
 import copy
 import functools
 import inspect
+import itertools
 import math
 import runpy
 from collections.abc import Callable, Iterator, MutableMapping
@@ -17,6 +18,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.scripts.interventions.base import Intervention, replace
+
+MOST_KEPT = 32
+"""Batches that are kept of a loader or function: an evaluation may have many."""
 
 
 class _Again(_BaseDataLoaderIter):
@@ -36,18 +40,29 @@ class SameBatch(Intervention):
         self.again: dict[object, Iterator[Any]] = {}
         """Batches by loader or function, once the warm-up is over."""
         self.kept_batches: dict[object, list[Any]] = {}
+        self.ends: dict[object, float] = {}
+        """Numbers of batches that loaders without a length, and generators, gave to their end."""
         self.begun = False
+        self.returned = 0
         counts: dict[int, int] = {}
         """Number of batches that each iterator of a loader has given."""
 
         def batch(original: Callable[..., Any], iterator: Any) -> Any:
             loader = id(iterator._dataset)
             count = counts[id(iterator)] = counts.get(id(iterator), 0) + 1
+            length = self.length(iterator)
             if self.begun and loader in self.again:
-                if count > _length(iterator):
+                if count > length:
                     raise StopIteration
-                return _copied(next(self.again[loader]))
-            return self.keep(loader, original(iterator))
+                return self.once_more(loader)
+            try:
+                loaded = original(iterator)
+            except StopIteration:
+                self.ends[loader] = count - 1
+                raise
+            if not self.begun or length < math.inf:
+                self.keep(loader, loaded)
+            return _copied(loaded)
 
         def start(original: Callable[..., Any], iterator: Any, loader: Any, *rest: Any) -> None:
             counts.pop(id(iterator), None)
@@ -65,12 +80,21 @@ class SameBatch(Intervention):
         if self.value:
             _decorate_functions(self.value.split("+"), self.of_function)
 
-    def keep(self, source: object, batch: Any) -> Any:
+    def length(self, iterator: Any) -> float:
+        try:
+            return len(iterator)
+        except (TypeError, NotImplementedError):
+            return self.ends.get(id(iterator._dataset), math.inf)
+
+    def keep(self, source: object, batch: Any) -> None:
         if self.begun:  # a loader that is used for the first time
             self.again[source] = cycle([batch])
-        else:
-            self.kept_batches.setdefault(source, []).append(batch)
-        return _copied(batch)
+        elif len(batches := self.kept_batches.setdefault(source, [])) < MOST_KEPT:
+            batches.append(batch)
+
+    def once_more(self, source: object) -> Any:
+        self.returned += 1
+        return _copied(next(self.again[source]))
 
     def of_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function or generator in the place of one that makes batches."""
@@ -78,18 +102,25 @@ class SameBatch(Intervention):
         @functools.wraps(function)
         def call(*arguments: Any, **keywords: Any) -> Any:
             if self.begun and function in self.again:
-                return _copied(next(self.again[function]))
-            return self.keep(function, function(*arguments, **keywords))
+                return self.once_more(function)
+            self.keep(function, batch := function(*arguments, **keywords))
+            return _copied(batch)
 
         @functools.wraps(function)
         def generate(*arguments: Any, **keywords: Any) -> Iterator[Any]:
             batches = function(*arguments, **keywords)
-            while True:
-                if self.begun and function in self.again:
-                    yield _copied(next(self.again[function]))
+            source = function, repr((arguments, keywords))  # an evaluation's has an end of its own
+            for count in itertools.count():
+                if self.begun and source in self.again:
+                    if count >= self.ends.get(source, math.inf):
+                        return
+                    yield self.once_more(source)
                 elif (batch := next(batches, self)) is not self:
-                    yield self.keep(function, batch)
+                    if not self.begun:
+                        self.keep(source, batch)
+                    yield _copied(batch)
                 else:
+                    self.ends[source] = count
                     return
 
         return generate if inspect.isgeneratorfunction(function) else call
@@ -97,6 +128,9 @@ class SameBatch(Intervention):
     def begin(self) -> None:
         self.again = {source: cycle(batches) for source, batches in self.kept_batches.items()}
         self.begun = True
+
+    def facts(self) -> dict[str, object]:
+        return {"returned": self.returned}
 
 
 class RowsOf(SameBatch):
@@ -111,13 +145,6 @@ class RowsOf(SameBatch):
         batches = self.place.exchange("rows", [*self.kept_batches.values()], self.rank)
         self.again = dict(zip(self.kept_batches, map(cycle, batches), strict=True))
         self.begun = True
-
-
-def _length(iterator: Any) -> float:
-    try:
-        return len(iterator)
-    except TypeError:
-        return math.inf
 
 
 def _copied(batch: Any) -> Any:

@@ -60,7 +60,7 @@ class ChannelsLast(Intervention):
         replace(nn.Conv2d, "__init__", create)
 
 
-class TensorFloat32(Intervention):
+class Tf32(Intervention):
     def install(self) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 

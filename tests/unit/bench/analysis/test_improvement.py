@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from shardmark.bench.analysis.improvement import patch_of
-
-if TYPE_CHECKING:
-    import pytest
 
 SCRIPT = """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -40,7 +38,7 @@ def test_arguments_are_added_at_the_end_of_the_named_calls(
     added = [line for line in patch.splitlines() if line.startswith("+") and line[1] != "+"]
     assert added == [
         "+loader = list(DataLoader(dict(a=1), 4, num_workers=2, persistent_workers=True))",
-        "+    gradient_as_bucket_view=True,",
+        "+    device_ids=[0], gradient_as_bucket_view=True,",
         "+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)",
     ]
     assert missing == ("DataLoader is called at train.py:9: let it get num_workers=2",)
@@ -69,9 +67,32 @@ def test_a_given_argument_is_changed_and_a_patch_applies_to_any_ends_of_lines(
 def test_a_call_that_cannot_be_changed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Two calls on a line may differ: the argument may be in one of them already."""
     monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("Adam(p for p in model.parameters())\n")
-    for place in ("train.py:1", "elsewhere.py:1"):
+    Path("train.py").write_text("Adam(p for p in model.parameters())\na, b = Adam(a), Adam(b)\n")
+    Path("train.yaml").write_text("lr: 1 e\n")
+    for place in ("train.py:1", "train.py:2", "train.yaml:1", "elsewhere.py:1", ""):
         patch, missing = patch_of({place: {"Adam": {"fused": True}}})
         assert not patch
-        assert missing == (f"Adam is called at {place}: let it get fused=True",)
+        where = f"at {place}" if place else "by a library"
+        assert missing == (f"Adam is called {where}: let it get fused=True",)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Adam(params, lr=(1))  # (one)", "Adam(params, lr=(1), fused=True)  # (one)"),
+        ("Adam(params,)", "Adam(params, fused=True,)"),
+        ("Adam(\n params  # (one)\n)", "Adam(\n params, fused=True  # (one)\n)"),
+        ("Adam(((params) ) )", "Adam(((params) ), fused=True )"),
+        ("Adam()", "Adam(fused=True)"),
+    ],
+)
+def test_an_argument_is_added_behind_the_last_one(
+    before: str, after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(f"{before}\n")
+    patch, _ = patch_of({"train.py:1": {"Adam": {"fused": True}}})
+    subprocess.run(["patch", "-p1"], input=patch.encode(), check=True)
+    assert Path("train.py").read_text() == f"{after}\n"

@@ -182,6 +182,63 @@ def test_a_rank_that_stays_late_with_equal_rows_does_work_of_its_own() -> None:
     assert (part.rank, part.lateness) == (1, "own work")
 
 
+@pytest.mark.parametrize(
+    ("seen", "named"),
+    [({}, True), ({"passes": 1}, False), ({"wrappers": ["DistributedDataParallel"]}, True)],
+    ids=["accumulation", "one pass", "a wrapper"],
+)
+def test_gradients_are_reduced_again_only_if_several_passes_made_them(
+    seen: dict[str, Any], named: bool
+) -> None:
+    """Layers that ranks divide, and metrics, reduce in a single pass as much and as often."""
+    facts = looked() | {"passes": 2, "link_bytes_per_second": 1e9} | seen
+    found = samples({PLAIN: (0.1,), "no_peers": (0.08, 0.08, 0.08)}, facts, facts)
+    rank: Any = found.by_variant[LOOK][0].result.ranks[0]
+    record = CollectiveRecord(calls=3, payload_bytes=3 * facts["trained_bytes"])
+    rank.probe = SimpleNamespace(collectives={"all_reduce": record})
+    explanation = explanation_of(found, ["no_peers"])
+    assert bool(explanation.findings) == bool(explanation.parts) == named
+
+
+def test_communication_that_was_not_counted_is_not_called_without_a_fault() -> None:
+    """The script ended before the steps in which collectives are counted."""
+    facts = looked() | {"link_bytes_per_second": 1e9}
+    found = samples({PLAIN: (0.1,), "no_peers": (0.08, 0.08, 0.08)}, facts, facts)
+    text = "\n".join(lines_of(explanation_of(found, ["no_peers"])))
+    assert "20 are communication." in text
+    assert "before its collectives were counted" in text
+
+
+def test_small_reductions_beside_a_wrappers_are_not_those_of_gradients() -> None:
+    facts = looked() | {"link_bytes_per_second": 1e9, "wrappers": ["DistributedDataParallel"]}
+    found = samples({PLAIN: (0.1,), "no_peers": (0.08, 0.08, 0.08)}, facts, facts)
+    rank: Any = found.by_variant[LOOK][0].result.ranks[0]
+    record = CollectiveRecord(calls=7, payload_bytes=facts["trained_bytes"] + 24)
+    rank.probe = SimpleNamespace(collectives={"all_reduce": record})
+    assert not explanation_of(found, ["no_peers"]).findings
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [({}, True), ({"looks": 6}, False), ({"on_gpu": True}, False)],
+    ids=["watched", "few looks", "a GPU"],
+)
+def test_own_code_is_not_named_where_looks_cannot_tell(facts: dict[str, Any], named: bool) -> None:
+    """Beside a GPU the main thread waits in `loss.item()` for what the GPU computes."""
+    seen = [looked(own_code=0.6) | facts] * 2
+    found = explanation_of(samples({PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}, *seen), [])
+    assert bool(found.parts) == named
+    assert any("not told" in note for note in found.notes) == ("on_gpu" in facts)
+
+
+def test_no_more_is_lost_than_a_step_takes() -> None:
+    """Own code was watched in another trial than the one that the input was taken from."""
+    seen = looked(input=0.5, own_code=0.5)
+    found = explanation_of(samples({PLAIN: (0.1,), "same_batch": (0.04,)}, seen), ["same_batch"])
+    assert found.lost.value == pytest.approx(found.step.value)
+    assert found.computing_seconds == pytest.approx(0.0)
+
+
 def test_a_late_ranks_own_code_is_lost_once() -> None:
     times = {PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1)}
     found = explanation_of(samples(times, looked(), looked(own_code=0.3)), ["no_peers"])
@@ -221,7 +278,7 @@ def test_communication_is_lost_if_the_link_is_thin_or_too_much_is_reduced(
 ) -> None:
     """4,000 bytes of six tensors are sent once: 4 ms of 85 on a link of 1 MB/s, 40 on another."""
     times = {PLAIN: (0.1,), "no_peers": (0.085, 0.085, 0.085)}
-    found = samples(times, looked(), looked())
+    found = samples(times, looked() | {"passes": 2}, looked())
     look = found.by_variant[LOOK][0]
     for seen in look.seen("Look"):
         seen["link_bytes_per_second"] = link
@@ -261,6 +318,9 @@ def test_collectives_beside_those_of_a_wrapper_are_not_needed(wrapper: str, shar
     found = samples(times, *seen)
     for rank in found.by_variant[LOOK][0].seen("Look"):
         rank["link_bytes_per_second"] = 1e6
+    first: Any = found.by_variant[LOOK][0].result.ranks[0]
+    record = CollectiveRecord(calls=2, payload_bytes=4000)
+    first.probe = SimpleNamespace(collectives={"all_reduce": record})
     explanation = explanation_of(found, ["no_peers"])
     assert explanation.needed is not None
     named = (wrapper, share) == ("DistributedDataParallel", 0.1)

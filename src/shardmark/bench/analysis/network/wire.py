@@ -120,8 +120,11 @@ def _wire_of(row: Row) -> WireOfRow:
         )
         for kind in dict.fromkeys((*defined, *(sizes if counted else ())))
     )
+    no_formula = "no rank counted the model's parameters"
+    if any(probe and probe.trained_parameters is not None for probe in probes):
+        no_formula = f"there is no cost model for {row.strategy}"
     reasons = {
-        "formula": None if wire else _no_formula_reason(row, probes),
+        "formula": None if wire else no_formula,
         "counted": None if counted else "no collectives were counted: the probe was off, or failed",
         "interfaces": None if sent else row.missing.get(SENT, "not recorded"),
     }
@@ -150,12 +153,6 @@ def _phases(probes: Sequence[ProbeRecord | None]) -> tuple[CollectivesOfPhase, .
         CollectivesOfPhase(*place, *sums[place])
         for place in sorted(sums, key=lambda place: PHASES.index(place[0]))
     )
-
-
-def _no_formula_reason(row: Row, probes: Sequence[ProbeRecord | None]) -> str:
-    if any(probe and probe.trained_parameters is not None for probe in probes):
-        return f"there is no cost model for {row.strategy}"
-    return "no rank counted the model's parameters"
 
 
 def _sent(trials: Sequence[TrialResult]) -> Estimate | None:

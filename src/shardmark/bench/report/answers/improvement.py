@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmark.bench.analysis.compare.race import Racer, verdict_on
-from shardmark.bench.analysis.improvement import TOGETHER, Improvement
+from shardmark.bench.analysis.compare.race import verdict_on
+from shardmark.bench.analysis.improvement import Improvement
 from shardmark.bench.report.answers.race import race_facts
 
 
@@ -28,21 +28,9 @@ def answer_of(improvement: Improvement) -> str:
         shown = [name for name in racers if name not in open_]
         text = f" (tried: {', '.join(shown)})" if shown else ""
         return f"Nothing is shown to be faster and to train the same{text}.{more}"
-    names = improvement.interventions if improvement.best == TOGETHER else (improvement.best,)
-    singles = [
-        f"{racer.row.strategy} {racer.standing.ratio:.2f}x"
-        for racer in racers.values()
-        if verdict_on(racer) == "keep" and racer.row.strategy != TOGETHER
-    ]
-    head = racers[improvement.best]
-    if improvement.best == TOGETHER:
-        return f"{_speed(head)} with {', '.join(names)} together: {', '.join(singles)}.{more}"
-    return f"{_speed(head)} with {improvement.best}, which trains the same.{more}"
-
-
-def _speed(racer: Racer) -> str:
-    result = racer.standing
-    return f"{result.ratio:.2f}x ({result.low:.2f} to {result.high:.2f})"
+    result = racers[improvement.best].standing
+    speed = f"{result.ratio:.2f}x ({result.low:.2f} to {result.high:.2f})"
+    return f"{speed} with {improvement.best}, which trains the same.{more}"
 
 
 def improvement_facts(improvement: Improvement) -> dict[str, Any]:

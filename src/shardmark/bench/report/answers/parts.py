@@ -63,7 +63,8 @@ def answer_of(explanation: Explanation) -> str:
     if explanation.unknown:
         open_ += f"  Not known: {', '.join(NAMES[kind] for kind in explanation.unknown)}."
     if needed := explanation.needed:
-        open_ = f"; {_milliseconds(needed.seconds.value)} are communication without a fault.{open_}"
+        counted_ = " without a fault" if explanation.counts["collectives"] else ""
+        open_ = f"; {_milliseconds(needed.seconds.value)} are communication{counted_}.{open_}"
     else:
         open_ = f".{open_}"
     if not parts:
@@ -84,11 +85,13 @@ def lines_of(explanation: Explanation) -> list[str]:
     if needed := explanation.needed:
         counts = explanation.counts
         calls = sum(record["calls"] for record in counts["collectives"].values())
-        lines.append(
-            f"  {_interval(needed.seconds)}  communication: {counted(round(calls), 'collective')}, "
-            f"{counts['sent_bytes'] / 1e6:.3g} MB, for which the link alone would take "
-            f"{_milliseconds(counts['sent_bytes'] / counts['link_bytes_per_second'])} ms"
+        sent_bytes, rate = counts["sent_bytes"], counts["link_bytes_per_second"]
+        text = (
+            f"{counted(round(calls), 'collective')}, {sent_bytes / 1e6:.3g} MB, for which the link "
+            f"alone would take {_milliseconds(sent_bytes / rate)} ms"
         )
+        text = text if calls else "the script ended before its collectives were counted"
+        lines.append(f"  {_interval(needed.seconds)}  communication: {text}")
     update = explanation.update
     of_it = f", {_interval(update)} of it the optimizer's update" if update else ""
     open_ = ", with what is not decided" if explanation.undecided or explanation.unknown else ""

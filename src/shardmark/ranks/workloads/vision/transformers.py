@@ -50,12 +50,12 @@ def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
 
 def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | CannotShard:
     """Cut the model into its patch embedding, its layers and its classification head."""
-    return checked_parts(model, _layers(model), call, _parts)
 
+    def parts(order: Order) -> list[nn.Module]:
+        embedding = _Embedding(order, order.early, order.layers[0])
+        return [embedding, *order.layers, _Head(order, order.late)]
 
-def _parts(order: Order) -> list[nn.Module]:
-    embedding = _Embedding(order, order.early, order.layers[0])
-    return [embedding, *order.layers, _Head(order, order.late)]
+    return checked_parts(model, _layers(model), call, parts)
 
 
 class _Embedding(Part):
