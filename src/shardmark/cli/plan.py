@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,23 +19,8 @@ from shardmark.cli.phases import PhaseLines
 if TYPE_CHECKING:
     from shardmark.predict.request import PlanRequest
 
-AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
+AMOUNT = re.compile(r"((?:[1-9]\d*(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
-
-
-REQUEST_FIELDS = (
-    *("batch", "sequence_length", "precision", "adapter", "reference_model", "stack"),
-    *("measured", "measured_batch", "measured_model"),
-)
-"""Options that are fields of a request with the same name."""
-
-
-class PlanFormat(StrEnum):
-    """Output formats of a plan."""
-
-    TEXT = "text"
-    MARKDOWN = "markdown"
-    JSON = "json"
 
 
 def plan(
@@ -204,8 +188,9 @@ def plan(
     ] = None,
     overrides: Overrides = None,
     form: Annotated[
-        PlanFormat, typer.Option("--format", help="json has every value, in base units.")
-    ] = PlanFormat.TEXT,
+        Literal["text", "markdown", "json"],
+        typer.Option("--format", help="json has every value, in base units."),
+    ] = "text",
 ) -> None:
     """Predict memory, speed and cost of every strategy on machines that you do not have.
 
@@ -233,7 +218,7 @@ def plan(
     predicted = make_plan(request, models)
     text = render_plan(
         predicted,
-        Format(form.value),
+        Format(form),
         terminal_width() or 80,
         memory=memory,
         speed=speed,
@@ -248,7 +233,7 @@ def plan(
             )
         with storing(write):
             write.write_text(to_yaml(predicted.winner), encoding="utf-8")
-        say(f"written: {write}   measure it: shardmark run {write}", error=form is PlanFormat.JSON)
+        say(f"written: {write}   measure it: shardmark run {write}", error=form == "json")
     if not predicted.answered:
         raise typer.Exit(1)
 
@@ -272,6 +257,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     if options["measured"] is None and any(options[name] is not None for name in measured):
         raise InputError("--measured", "it is not given", "give it with the speed and machine")
     work = samples if tokens is None else tokens
+    same = ("batch", "sequence_length", "precision", "adapter", "reference_model", "stack")
     return PlanRequest(
         subject=options["model"],
         machines=tuple(kinds),
@@ -283,17 +269,17 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
         work=None if work is None else parse_amount(work),
         work_unit="samples" if tokens is None else "tokens",
         padding=padding_of(options["padding"], options["mean_length"]),
-        **{name: options[name] for name in REQUEST_FIELDS},
+        **{name: options[name] for name in (*same, "measured", *measured)},
     )
 
 
 def parse_amount(text: str) -> float:
-    """Parse a number of tokens or samples such as `10B`, `300M` or `1e9`.
+    """Parse a number of tokens or samples such as `10B`, `156,000` or `1e9`.
 
     Raises `InputError` for other text.
     """
     match = AMOUNT.fullmatch(text.strip())
-    amount = float(match[1]) * FACTORS[match[2].lower()] if match else 0.0
+    amount = float(match[1].replace(",", "")) * FACTORS[match[2].lower()] if match else 0.0
     if not 0 < amount < inf:
         allowed = "allowed is a number such as 10B, 300M or 1e9"
         raise InputError("--tokens or --samples", f"found {text!r}", allowed)

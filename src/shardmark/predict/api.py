@@ -32,17 +32,11 @@ def plan(
 ) -> Plan:
     """Predict memory, speed and cost of each strategy of an experiment, or of a model; run nothing.
 
-    A model is named as on the command line (`"resnet50"`, `"hf:Qwen/Qwen3-8B"`); `work` is the
-    number of tokens or samples to price.  `on` is a number of cards (`"8xh100"`, `"2x8xh100"`), a
-    node type, or a YAML file; a list compares several machines.  `nodes` is a number, a list, or
-    `"1..128"`; `run` is a stored run, and `measured` a speed such as `"3,100 tokens/s on
-    1xa100-80"`, that calibrate the prediction; `measured_batch` and `measured_model` are given if
-    they differ.  `stack` is the vintage of the software, `fused` or `eager`.  `price_per_hour` is
-    the price of one card, or a list of one price for each machine.  `search` compares all layouts
-    of the largest number of ranks: `Plan.search` has the best ones, and `Plan.winner` the fastest
-    as an experiment.  `padding` is the fraction of tokens that are padding, `mean_length`
-    the mean number of tokens without it: speed and cost are then those of the other tokens.
-    `reference_model` counts a frozen copy of the model in memory, as DPO has one.
+    A model is named as on the command line (`"resnet50"`, `"hf:Qwen/Qwen3-8B"`), and arguments are
+    the options of `shardmark plan`; `on` may be a list of machines, `nodes` a number, a list or
+    `"1..128"`, `price_per_hour` one price of a card or a list of one for each machine.  `work` is
+    the number of tokens or samples to price, `run` the folder of `--from`.  With `search`,
+    `Plan.search` has the best layouts, and `Plan.winner` the fastest as an experiment.
     Experiment and overrides are those of `run`.
 
     Raises `InputError` for unknown hardware; a strategy without a prediction is a row with its

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
@@ -31,14 +32,19 @@ from shardmark.ranks.strategies.base import samples_of_share
 from shardmark.ranks.trial import StrategySpec, Trial
 
 SPEED = re.compile(
-    r"(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>[a-z]+)\s*/\s*(?P<per>[a-z]+)(?P<each>\s*/\s*gpu)?"
+    r"(?P<value>(?:[1-9]\d*(?:,\d{3})+|\d+)(?:\.\d+)?)\s*(?P<times>[km](?=\s)|)\s*"
+    r"(?P<unit>[a-z]+)\s*(?:/|per)\s*(?P<per>[a-z]+)(?P<each>\s*(?:/|per)\s*gpu)?"
     r"(?:\s+on\s+(?P<machine>\S+))?(?:\s+with\s+(?P<strategy>\S+))?",
     re.IGNORECASE,
 )
-STEPS = {"step", "steps", "it", "iter", "iterations"}
-SAMPLES = {"samples", "sequences", "seq", "images", "img"}
-TOKENS = {"tokens", "tok"}
-SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3}
+"""A comma stands between thousands: `0,42 s/step` is refused, and not read as 42."""
+STEPS = {"step", "steps", "it", "iter", "iteration", "iterations"}
+SAMPLES = {"sample", "samples", "sequences", "seq", "image", "images", "img"}
+TOKENS = {"token", "tokens", "tok"}
+SECONDS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **{"ms": 1e-3, "min": 60.0, "minute": 60.0, "h": 3600.0, "hour": 3600.0},
+}
 ALLOWED = (
     "allowed is a speed and its machine, such as '3,100 tokens/s on 1xa100-80', '12 samples/s',"
     " '0.42 s/step' or '2.1 it/s on 8xh100 with fsdp'"
@@ -85,6 +91,7 @@ def measured_number(request: PlanRequest, models: Models) -> Measured:
     value = float(match["value"].replace(",", "")) if match else 0.0
     if match is None or not value:
         raise InputError("--measured", f"found {text!r}", ALLOWED)
+    value *= {"": 1.0, "k": 1e3, "m": 1e6}[match["times"].lower()]
     machine = match["machine"]
     if machine is None and len(request.machines) > 1:
         message = f"{text!r} does not say on which of {len(request.machines)} machines"
@@ -93,16 +100,17 @@ def measured_number(request: PlanRequest, models: Models) -> Measured:
     if match["strategy"]:
         trial = trial.changed(strategy=StrategySpec(name=match["strategy"]))
     unit, divisor = match["unit"].lower(), match["per"].lower()
-    value *= trial.layout.devices if match["each"] else 1
     samples = {
         **dict.fromkeys(STEPS, float(trial.batch_per_step)),
         **dict.fromkeys(SAMPLES, 1.0),
         **dict.fromkeys(TOKENS, 1 / (trial.workload.tokens_per_sample or inf)),
     }
+    # Each GPU takes part in every step, and in a part of the samples.
+    of_all = trial.layout.devices if match["each"] and unit not in STEPS else 1
     if unit in SECONDS and divisor in STEPS:
         rate = samples[divisor] / (value * SECONDS[unit])
     elif divisor in SECONDS and samples.get(unit):
-        rate = samples[unit] * value / SECONDS[divisor]
+        rate = of_all * samples[unit] * value / SECONDS[divisor]
     else:
         message = f"{unit}/{divisor} is not a speed of this model"
         raise InputError("--measured", message, ALLOWED)
@@ -138,11 +146,10 @@ def _measured_trial(request: PlanRequest, machine: str, models: Models) -> tuple
 
 def _fits(cell: Trial, node: NodeType, models: Models) -> bool:
     size, device_type = (cell.world_size, cell.nodes), node.card.device_type
-    try:
+    with suppress(ShardmarkError):
         memory = models.memory_of(cell, *size, device_type=device_type)
-    except ShardmarkError:
-        return False
-    return fit_of(memory.peak_bytes, node.card) == "yes"
+        return fit_of(memory.peak_bytes, node.card) == "yes"
+    return False
 
 
 def measured_trials(run: StoredRun, on: NodeType, cells: Sequence[Trial]) -> list[Measured]:

@@ -170,78 +170,58 @@ _NO_BYTES, _ALWAYS = -2, -1
 """Columns that follow the fields of a unit's state: 0 and 1."""
 
 
-class _Moment(NamedTuple):
-    """A moment of a step at which a rank may hold most."""
-
-    live: Amount
-    unit: int
-    saved: int
-    """Number of units whose saved activations exist."""
-    gathered: tuple[int, int]
-    """Fields of the unit's state that exist."""
-    fresh_bytes: float | None = None
-    """Bytes of the unit's gradients, in the backward pass."""
-    only_if: int = _ALWAYS
-    """Field of the unit's state that has to exist."""
-
-
-def _moments(profile: Profile) -> Iterator[_Moment]:
-    """Yield the moments of a step but the update, in order of time."""
-    entering_forward, forward, entering_backward, backward, copied, reducing = map(
-        _FIELDS.index,
-        ("entering_forward", "forward", "entering_backward", "backward", "copied", "reducing"),
-    )
-    for at, unit in enumerate(profile.units):
-        yield _Moment(unit.begun_bytes, at, at, (entering_forward, _NO_BYTES))
-        for moment in unit.forward_moments:
-            yield _Moment(moment.bytes, at, at + 1, (forward, _NO_BYTES))
-    for at, unit in reversed([*enumerate(profile.units)]):
-        saved = at + 1
-        yield _Moment(unit.entered_bytes, at, saved, (entering_backward, _NO_BYTES), 0.0)
-        for moment in unit.backward_moments:
-            gradients = moment.gradient_bytes
-            yield _Moment(moment.bytes, at, saved, (backward, _NO_BYTES), gradients)
-        for moment in unit.gradient_moments:
-            gradients = moment.gradient_bytes
-            yield _Moment(moment.bytes, at, saved, (backward, copied), gradients, copied)
-        gradients = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
-        yield _Moment(unit.reduced_bytes, at, saved, (reducing, _NO_BYTES), gradients, reducing)
-
-
-class _MomentTable(NamedTuple):
-    """The moments of a step as arrays with a row for each moment."""
+class _Moments(NamedTuple):
+    """The moments of a step but the update at which a rank may hold most, a row for each."""
 
     live: Array
     """Columns: the numbers of the live bytes' `Amount`."""
     unit: Array
     saved: Array
-    gathered: tuple[Array, Array]
+    """Number of units whose saved activations exist."""
+    gathered: Array
+    """Field of the unit's state that exists."""
+    copied: Array
+    """The same of another one."""
     only_if: Array
+    """Field of the unit's state that has to exist."""
     fresh: Array
+    """Bytes of the unit's gradients."""
     in_backward: Array
 
 
-_recent_tables: deque[tuple[tuple[Unit, ...], _MomentTable]] = deque(maxlen=8)
+def _moments(profile: Profile) -> Iterator[tuple[Amount, int, int, int, int, int, float, bool]]:
+    """Yield the rows in order of time."""
+    entering_forward, forward, entering_backward, backward, copied, reducing = map(
+        _FIELDS.index,
+        ("entering_forward", "forward", "entering_backward", "backward", "copied", "reducing"),
+    )
+    always, none = (_NO_BYTES, _ALWAYS), _NO_BYTES
+    for at, unit in enumerate(profile.units):
+        yield unit.begun_bytes, at, at, entering_forward, *always, 0.0, False
+        for moment in unit.forward_moments:
+            yield moment.bytes, at, at + 1, forward, *always, 0.0, False
+    for at, unit in reversed([*enumerate(profile.units)]):
+        saved = at + 1
+        yield unit.entered_bytes, at, saved, entering_backward, *always, 0.0, True
+        for moment in unit.backward_moments:
+            yield moment.bytes, at, saved, backward, *always, moment.gradient_bytes, True
+        for moment in unit.gradient_moments:
+            yield moment.bytes, at, saved, backward, copied, copied, moment.gradient_bytes, True
+        gradients = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
+        yield unit.reduced_bytes, at, saved, reducing, none, reducing, gradients, True
+
+
+_recent_tables: deque[tuple[tuple[Unit, ...], _Moments]] = deque(maxlen=8)
 """Tables of the last profiles: a search asks for the memory of one model many times."""
 
 
-def _table_of(profile: Profile) -> _MomentTable:
+def _table_of(profile: Profile) -> _Moments:
     for units, table in _recent_tables:
         if units is profile.units:
             return table
-    moments = [*_moments(profile)]
-    table = _MomentTable(
-        live=np.array([values_of(moment.live) for moment in moments]),
-        unit=np.array([moment.unit for moment in moments]),
-        saved=np.array([moment.saved for moment in moments]),
-        gathered=(
-            np.array([moment.gathered[0] for moment in moments]),
-            np.array([moment.gathered[1] for moment in moments]),
-        ),
-        only_if=np.array([moment.only_if for moment in moments]),
-        fresh=np.array([[moment.fresh_bytes or 0.0] for moment in moments]),
-        in_backward=np.array([[moment.fresh_bytes is not None] for moment in moments]),
-    )
+    live, *others, fresh, in_backward = zip(*_moments(profile), strict=True)
+    columns = [np.array([*map(values_of, live)]), *map(np.array, others)]
+    table = _Moments._make([*columns, *(np.array(one)[:, None] for one in (fresh, in_backward))])
     _recent_tables.append((profile.units, table))
     return table
 
@@ -296,7 +276,10 @@ def largest_moments(profile: Profile, columns: Sequence[MemoryColumn]) -> dict[s
     )
     saved_bytes = np.vstack([saved[table.saved], saved[:1]])
     gathered = np.vstack(
-        [sum(unit_bytes[units, fields] for fields in table.gathered), np.zeros_like(samples)]
+        [
+            unit_bytes[units, table.gathered] + unit_bytes[units, table.copied],
+            np.zeros_like(samples),
+        ]
     )
     gradients = np.vstack(
         [

@@ -212,7 +212,8 @@ def _pieces(workload: LanguageOptions, samples: int) -> str:
 
 def _optimizer(optimizer: Optimizer) -> str:
     names = {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}
-    name = names.get(optimizer.name, optimizer.name.capitalize())
+    user_class = (optimizer.path or "").rpartition(":")[2]
+    name = user_class or names.get(optimizer.name, optimizer.name.capitalize())
     return name if optimizer.state_bits == 32 else f"{name} of {optimizer.state_bits}-bit state"
 
 
@@ -231,9 +232,9 @@ def adapter_of(name: str, precision: str) -> Adapter:
     Raises `InputError` for another name.
     """
     bases = {"lora": precision, "qlora": "nf4"}
-    if name not in bases:
+    if name.lower() not in bases:
         raise InputError("--adapter", f"found {name!r}", f"allowed are {' and '.join(bases)}")
-    return Adapter.model_validate({"base": bases[name]})
+    return Adapter.model_validate({"base": bases[name.lower()]})
 
 
 def strategies_of(devices: int, nodes: int, least_devices: int | None = None) -> list[Any]:
@@ -273,7 +274,7 @@ def is_experiment(name: str) -> bool:
 
 def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
     """Return the workload of a model by its name.  Raises `InputError` for an unknown one."""
-    name = re.sub(r"^timm/", "timm:", name)
+    name = re.sub(r"^timm/", "timm:", name.rstrip("/"))
     folder = Path(name.removeprefix(PREFIX)).expanduser()
     has_file = folder.suffix == ".json" or (folder / "config.json").is_file()
     if is_user_function(name):

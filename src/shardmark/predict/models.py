@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardmark.base.errors import DataError, InputError, ShardmarkError
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.base.recipe import Optimizer, Recipe, Weights
+from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import stored_element_bytes
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.memory import RankMemory, computes_natively, rank_memory, usable_bytes
 from shardmark.predict.profile import Profile
 from shardmark.ranks.costs import cost_model
-from shardmark.ranks.costs.base import PRECISION_BYTES, Cell
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import check_data
 from shardmark.ranks.workloads.language.options import ATTENTION, LanguageOptions
@@ -35,8 +35,6 @@ STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
 """Training samples of data sets that random images of the same shape can replace."""
 
 Steps = Literal["autocast", "cast", "both"]
-_Cached = tuple[tuple[object, ...], tuple[Optimizer, Weights], Profile | None]
-"""A key of what was traced, the optimizer and weights, and the profile."""
 
 
 class Models:
@@ -50,9 +48,10 @@ class Models:
         self.routed_experts = False
         """Let the experts of Llama 4 compute the tokens sent to them in all precisions."""
         self.notes: dict[str, None] = {}
-        self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module]]] = []
-        self._profiles: list[_Cached] = []
-        self._samples: list[tuple[WorkloadOptions, int | None]] = []
+        # By the text of the options, which cannot be hashed.
+        self._built: dict[str, tuple[Workload, nn.Module]] = {}
+        self._profiles: dict[tuple[object, ...], dict[str, Profile | None]] = {}
+        self._samples: dict[str, int | None] = {}
         self._checked: set[tuple[int, str, int, int]] = set()
 
     def profile(
@@ -96,18 +95,14 @@ class Models:
         from shardmark.ranks.strategies.parameters import check_parameters
 
         settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile, casts)
-        key = (options, *settings, device_type, activations, self.routed_experts)
-        update = (recipe.optimizer, recipe.weights)
-        others = None
-        for cached_key, cached_update, profile in self._profiles:
-            if cached_key == key:
-                if cached_update == update or profile is None:
-                    return profile
-                others = profile
-        if others is not None:
-            profile = with_optimizer(others, recipe.optimizer, device_type, recipe.weights)
-            self._profiles.append((key, update, profile))
-            return profile
+        key = (repr(options), *settings, device_type, activations, self.routed_experts)
+        by_update = self._profiles.setdefault(key, {})
+        update = f"{recipe.optimizer!r}, {recipe.weights}"
+        for other in [*by_update.values()][:1]:
+            if update not in by_update and other is not None:
+                changed = with_optimizer(other, recipe.optimizer, device_type, recipe.weights)
+                by_update[update] = changed
+            return by_update.get(update)
         workload, model = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
         recomputes = ", activation checkpointing" * bool(recipe.activation_checkpointing)
@@ -124,7 +119,7 @@ class Models:
                 routed=self.routed_experts,
             )
         if profile is None:
-            self._profiles.append((key, update, None))
+            by_update[update] = None
             return None
         stacks = (p for p in model.parameters() if p.dim() == 3 and stored_element_bytes(p) < 1)
         if saved_bytes := sum((2 - stored_element_bytes(p)) * p.numel() for p in stacks):
@@ -148,7 +143,7 @@ class Models:
             tokens_per_sample=options.tokens_per_sample if tokens is None else tokens / count,
             host_prepares_samples=not options.loader_workers,
         )
-        self._profiles.append((key, update, profile))
+        by_update[update] = profile
         return profile
 
     def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
@@ -186,13 +181,15 @@ class Models:
         )
 
     def state_exceeds(self, cell: Trial, node: NodeType, nodes: int) -> bool:
-        """True if the model's state is larger than the memory of all devices."""
-        width = 4 * PRECISION_BYTES[cell.recipe.weights]  # weights, gradients, two values of state
-        with suppress(ShardmarkError):
-            parameters = self._model(cell.workload, cell.recipe)[1].parameters()
-            sizes = ((p.numel(), p.requires_grad, stored_element_bytes(p)) for p in parameters)
-            state_bytes = sum(n * (width if trained else size) for n, trained, size in sizes)
-            return state_bytes > node.node.devices * nodes * usable_bytes(node.card)
+        """True if the model's state is larger than the memory of all devices, which hold it."""
+        from shardmark.predict.trace.optimizers import model_state_bytes
+
+        if cell.recipe.cpu_offload:
+            return False
+        with suppress(ShardmarkError), _named_failures(cell.workload):
+            workload, model = self._model(cell.workload, cell.recipe)
+            held_bytes = model_state_bytes(model, workload.blocks(model), cell.recipe)
+            return held_bytes > node.node.devices * nodes * usable_bytes(node.card)
         return False
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
@@ -222,15 +219,13 @@ class Models:
     def training_samples(self, options: WorkloadOptions) -> int | None:
         """Return the number of training samples; None if only a run finds it out."""
         options = options.without_weights()
-        for cached_options, count in self._samples:
-            if cached_options == options:
-                return count
-        try:
-            count = None if options.fetches_data else check_data(options)
-        except DataError:
-            count = options.training_samples or STAND_INS.get(getattr(options, "dataset", ""))
-        self._samples.append((options, count))
-        return count
+        if (key := repr(options)) not in self._samples:
+            try:
+                count = None if options.fetches_data else check_data(options)
+            except DataError:
+                count = options.training_samples or STAND_INS.get(getattr(options, "dataset", ""))
+            self._samples[key] = count
+        return self._samples[key]
 
     def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module]:
         """Return the task, and its model, without weights if possible."""
@@ -238,14 +233,11 @@ class Models:
         from shardmark.ranks.workloads.model_building import build_on_meta
 
         options = options.without_weights()
-        for cached_options, built in self._built:
-            if cached_options == options:
-                return built
-        self.notify("building the model")
-        workload = build_workload(self._with_data(options), recipe.seed)
-        model = build_on_meta(workload) or workload.build_model()
-        self._built.append((options, (workload, model)))
-        return workload, model
+        if (key := repr(options)) not in self._built:
+            self.notify("building the model")
+            workload = build_workload(self._with_data(options), recipe.seed)
+            self._built[key] = workload, build_on_meta(workload) or workload.build_model()
+        return self._built[key]
 
     def _data_bytes(self, options: WorkloadOptions, recipe: Recipe) -> int:
         """Return the bytes of the tensors of a task's data, which it reads again."""

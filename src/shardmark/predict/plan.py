@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailabl
 from shardmark.base.machine import Machine
 from shardmark.base.ranking import Question, Ranking
 from shardmark.base.recipe import MAX_RANKS, Recipe
-from shardmark.base.text import as_text, with_options
+from shardmark.base.text import as_text, listed, with_options
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
@@ -221,11 +222,6 @@ class Plan:
     """The fewest devices of one node on which a strategy fits, if they are fewer."""
 
     @property
-    def assumed_steps(self) -> bool:
-        """True for a model that was named alone: the recipe's number of steps has no meaning."""
-        return self.assumed is not None
-
-    @property
     def best(self) -> tuple[Ranking[Prediction], ...]:
         """The best rows for speed, memory and cost among those that fit."""
         predicted = [row for row in self.rows if row.time is not None]
@@ -255,20 +251,19 @@ class Plan:
         """Tokens or samples that hours and dollars are for; None for those of the recipe.
 
         If rows train unequal numbers of samples, as with a batch for each rank, dollars for the
-        recipe cannot be compared.
+        recipe cannot be compared; the steps of a model that was named alone mean nothing.
         """
         if self.requested_work is not None:
             return self.requested_work
         works = [row.work for row in self.rows if row.time is not None and row.work]
         equal = not works or max(works) <= EQUAL_WORK * min(works)
-        if equal and not self.assumed_steps:
+        if equal and self.assumed is None:
             return None
         return COMPARED_WORK[self.unit]
 
 
 FASTER = 1.05
 """Least ratio of speeds that is worth a note."""
-
 TIE = 0.01
 """Relative difference of predictions that decides nothing: their errors are larger."""
 
@@ -351,25 +346,24 @@ def make_plan(request: PlanRequest, models: Models, constants: Constants | None 
         raise InputError("--price-per-hour", message, "give one for all, or one for each --on")
     if request.search and len(kinds) > 1:
         raise InputError("--search", f"found {len(kinds)} kinds of machines", "give one --on")
-    plans = [
-        _plan_on(on, price, request, models, constants or request.constants, number=number)
-        for on, price in zip(kinds, prices * (len(kinds) // len(prices)), strict=True)
-    ]
-    if len(plans) == 1:
-        return plans[0]
-    if plans[0].assumed_steps:  # nobody chose the strategies: each machine uses all of it
+    prices *= len(kinds) // len(prices)
+    constants = constants or request.constants
+    plan_on = partial(_plan_on, request=request, models=models, constants=constants, number=number)
+    if len(kinds) == 1:
+        return plan_on(kinds[0], prices[0])
+    plans = [plan_on(on, price, sized=False) for on, price in zip(kinds, prices, strict=True)]
+    if request.assumed is not None:  # nobody chose the strategies: each machine uses all of it
         plans = [replace(plan, rows=_using_most_devices(plan.rows)) for plan in plans]
     rows = tuple(replace(row, on=plan.on) for plan in plans for row in plan.rows)
-    assumed = plans[0].assumed
+    fits, assumed = any(row.fit == "yes" for row in rows), plans[0].assumed
     if len({plan.assumed for plan in plans}) > 1:
         assumed = (request.assumed or "").replace(*SOME_CHECKPOINTING)
     return replace(
         plans[0],
         assumed=assumed,
         on=f"{', '.join(kinds[:-1])} and {kinds[-1]}",
-        fewest=None,
         rows=rows,
-        remedies=() if any(row.fit == "yes" for row in rows) else plans[0].remedies,
+        remedies=() if fits else plan_on(kinds[0], prices[0]).remedies,
         doubts=tuple(dict.fromkeys(doubt for plan in plans for doubt in plan.doubts)),
         notes=tuple(dict.fromkeys(note for plan in plans for note in plan.notes)),
     )
@@ -399,15 +393,19 @@ def _best_on_fewer(planners: Sequence[Planner], devices: int) -> Iterator[Predic
 def _plan_on(
     on: str,
     price_per_hour: float | None,
+    *,
     request: PlanRequest,
     models: Models,
     constants: Constants,
-    *,
     number: Measured | None,
+    sized: bool = True,
 ) -> Plan:
-    """Predict the experiment on machines of one kind; `number` is a measured speed."""
+    """Predict the experiment on machines of one kind; `number` is a measured speed.
+
+    `sized` looks for the fewest devices on which it fits, or for changes under which it does.
+    """
     experiment, nodes = request.experiment, request.nodes
-    _check(price_per_hour, request)
+    _check(on, price_per_hour, request)
     name, count = nodes_of(on)
     nodes = nodes if count is None else (count,)
     node, notes = joined_node(name, nodes[-1])
@@ -480,7 +478,7 @@ def _plan_on(
         stack=request.stack or "eager",
         **_requested(request, rows),
         assumed=assumed,
-        **_sizes_that_fit(rows, cells, node, nodes[-1], models),
+        **(_sizes_that_fit(rows, cells, node, nodes[-1], models) if sized else {}),
     )
 
 
@@ -489,8 +487,12 @@ def _best_rate(rows: Iterable[Prediction]) -> float:
     return max((row.work_per_second for row in rows if row.fit == "yes"), default=0.0)
 
 
-def _check(price_per_hour: float | None, request: PlanRequest) -> None:
-    """Raise `InputError` for a price or a precision that cannot be."""
+def _check(on: str, price_per_hour: float | None, request: PlanRequest) -> None:
+    """Raise `InputError` for a number of nodes, a price or a precision that cannot be."""
+    _, count = nodes_of(on)
+    if count is not None and request.nodes not in ((1,), (count,)):
+        message = f"found {listed([*map(str, request.nodes)])}, and {on} says {count}"
+        raise InputError("--nodes", message, "leave one of them out")
     if price_per_hour is not None and not 0 <= price_per_hour < inf:
         message = f"found {price_per_hour:g}"
         raise InputError("the price of a card's hour", message, "allowed are dollars from 0 on")
@@ -784,7 +786,7 @@ class Planner:
                 parameters=profile.size.parameters,
                 active_parameters=profile.active_parameters,
                 memory=memory,
-                device_bytes=self._needed(memory),
+                device_bytes=memory.device_bytes(self._device_type),
                 card_fit=fit_of(memory.peak_bytes, self.node.card),
                 host_bytes=memory.on_host * min(ranks, self.node.node.devices),
                 host_room_bytes=None if host_gib is None else host_gib * GiB,
@@ -823,9 +825,6 @@ class Planner:
             profile, self._strategy, recipe, ranks, nodes=nodes, device_type=self._device_type
         )
 
-    def _needed(self, memory: RankMemory) -> float:
-        return memory.device_bytes(self._device_type)
-
     def _largest(self, profile: Profile, ranks: int, nodes: int) -> int:
         """Largest number of samples that fits into a pass of a rank."""
         recipe, room = self.cell.recipe, usable_bytes(self.node.card)
@@ -834,7 +833,8 @@ class Planner:
         def needed_bytes(samples: int) -> float:
             batch = {"global_batch": None, "per_rank_batch": samples * passes}
             changed = recipe.model_copy(update=batch)
-            return self._needed(self._memory(profile, changed, ranks, nodes))
+            memory = self._memory(profile, changed, ranks, nodes)
+            return memory.device_bytes(self._device_type)
 
         return largest(needed_bytes, room)
 

@@ -96,6 +96,10 @@ class Unit(UnitSize):
     """Live bytes after its last gradient, without complete gradients."""
 
 
+Shapes = tuple[tuple[tuple[int, ...], bool, int], ...]
+"""Shapes of trained parameters, whether they are matrices of a block, and their numbers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Profile of a model and its loss in the recipe's precision."""
@@ -112,8 +116,7 @@ class Profile:
     data_bytes: float = 0.0
     """Bytes of the data set's tensors, if they are in the same memory as the model."""
     batch_bytes: Amount = Amount()
-    trained_shapes: tuple[tuple[tuple[int, ...], bool, int], ...] = ()
-    """Shapes of the trained parameters, whether it is a matrix of a block, and their number."""
+    trained_shapes: Shapes = ()
     state_values: float = 0.0
     """Mean number of optimizer state values, of 32 bits like the next two, for each trained
     parameter."""

@@ -52,6 +52,10 @@ class _Need(NamedTuple):
     state_fit: Fit
     """Answer for parameters, gradients and optimizer state alone."""
 
+    def remedy(self, change: str, setting: str, ranks: int) -> Remedy:
+        same = {name: getattr(self, name) for name in ("strategy", "device_bytes", "fit")}
+        return Remedy(change=change, setting=setting, ranks=ranks, **same)
+
 
 class Change(NamedTuple):
     """A change of an experiment that may save memory."""
@@ -188,7 +192,7 @@ def fewest_devices(
     for ranks in range(1, node.node.devices + (nodes > 1)):
         least = sizes.least(ranks, 1)
         if least is not None and least.fit == "yes":
-            return _remedy(sizes.counted(ranks), "", ranks, least)
+            return least.remedy(sizes.counted(ranks), "", ranks)
     return None
 
 
@@ -209,7 +213,7 @@ def remedies_of(
         if (least := needs(changes)) is None or not changes:
             return False
         change = _combined(changes)
-        remedies.append(_remedy(change.name, change.setting, ranks, least))
+        remedies.append(least.remedy(change.name, change.setting, ranks))
         return least.fit == "yes"
 
     before = needs([])
@@ -231,10 +235,14 @@ def remedies_of(
                 break
 
     # Adapters whose frozen weights alone are too large are traced only if nothing else is enough.
-    adapters = () if cells[0].recipe.cpu_offload else (LORA, QLORA)
-    states = ((one, one.applied(cells[0])) for one in adapters)
-    too_large = [one for one, cell in states if models.state_exceeds(cell, node, nodes)]
-    adapt(adapter for adapter in (LORA, QLORA) if adapter not in too_large)
+    too_large: list[Change] = []
+
+    def are_small(adapter: Change) -> bool:
+        if models.state_exceeds(adapter.applied(cells[0]), node, nodes):
+            too_large.append(adapter)
+        return adapter not in too_large
+
+    adapt(filter(are_small, (LORA, QLORA)))
     larger = sizes
     if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
         larger = replace(sizes, cells=_compared(cells[0], 2 * ranks))
@@ -327,15 +335,4 @@ def _more_nodes(sizes: _Sizes, nodes: int, change: Change) -> Remedy | None:
     assert least is not None, "the last size that was tried fits"
     ranks = devices * count
     name = f"{sizes.counted(ranks)}{f' and {change.name}' if change.name else ''}"
-    return _remedy(name, change.setting, ranks, least)
-
-
-def _remedy(change: str, setting: str, ranks: int, need: _Need) -> Remedy:
-    return Remedy(
-        change=change,
-        setting=setting,
-        strategy=need.strategy,
-        ranks=ranks,
-        device_bytes=need.device_bytes,
-        fit=need.fit,
-    )
+    return least.remedy(name, change.setting, ranks)

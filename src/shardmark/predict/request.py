@@ -61,7 +61,7 @@ class PlanRequest:
     subject: str | Experiment
     """A model, the file of an experiment, the name of a preset, or an experiment."""
     machines: tuple[str, ...]
-    """Kinds of machines.  A number of nodes in a name, as in `2x8xh100`, goes before `nodes`."""
+    """Kinds of machines.  A name has the number of nodes itself, as in `2x8xh100`, or `nodes`."""
     nodes: tuple[int, ...] = (1,)
     batch: int | None = None
     """Samples of a device in a step."""

@@ -214,9 +214,7 @@ def _task_answers(plan: Plan) -> Iterator[str]:
             answers.append(_brief_text(cheapest, _cost_text(cheapest.row, plan)))
         yield from answers if len({row.on for row in plan.rows}) == 1 else reversed(answers)
     elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
-        task = (
-            ", ".join(as_text(value) for value in plan.rows[0].task.values()) if plan.rows else ""
-        )
+        task = ", ".join(as_text(value) for row in plan.rows[:1] for value in row.task.values())
         subject = "No speed" if any(row.fits for row in plan.rows) else "Nothing"
         reasons = dict.fromkeys(row.reason for row in plan.rows if row.reason is not None)
         reasons_text = f": {next(iter(reasons))}" if len(reasons) == 1 else "; each reason is below"
@@ -282,7 +280,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
     rows = _best_of_machines(plan, predicted) if best_of_each else _chosen(predicted)
     work = "the recipe" if plan.work is None else work_text(plan)
-    if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
+    if plan.requested_work is None and plan.work is not None and plan.assumed is None:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
     sizes = [*dict.fromkeys(_gib(row.card_bytes / 2**30) for row in rows)] or [""]
     notes = [f"hours, dollars: for {work}.  GiB: of the card's {listed(sizes)}."]
@@ -310,7 +308,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     title = _title(plan, rows)
     columns = [*_names(rows), *_answer_columns(plan)]
     # Machines or numbers of ranks leave no room for the last column.
-    if best_of_each or (plan.assumed_steps and len({row.ranks for row in rows}) > 1):
+    if best_of_each or (plan.assumed is not None and len({row.ranks for row in rows}) > 1):
         columns = columns[:-1]
     return table_of(title, rows, columns, notes)
 
@@ -590,16 +588,14 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
 
 
 def _for_programs() -> Columns[Prediction]:
+    reasoned = ("device_bytes", "parameters", "steps")
+    present = ("card_bytes", "active_parameters", "useful_fraction", "reason")
+
+    def parts(row: Prediction) -> Value:
+        return _value_or_reason(row, None if row.time is None else asdict(row.time))
+
     return [
-        (for_programs("device_bytes"), _attribute("device_bytes")),
-        (for_programs("card_bytes"), attrgetter("card_bytes")),
-        (for_programs("parameters"), _attribute("parameters")),
-        (for_programs("active_parameters"), attrgetter("active_parameters")),
-        (for_programs("useful_fraction"), attrgetter("useful_fraction")),
-        (for_programs("steps"), _attribute("steps")),
-        (
-            for_programs("seconds_by_part"),
-            lambda row: _value_or_reason(row, None if row.time is None else asdict(row.time)),
-        ),
-        (for_programs("reason"), attrgetter("reason")),
+        *((for_programs(name), _attribute(name)) for name in reasoned),
+        (for_programs("seconds_by_part"), parts),
+        *((for_programs(name), attrgetter(name)) for name in present),
     ]

@@ -196,6 +196,20 @@ def test_machines_are_compared_by_their_best_strategy(printed: Printed) -> None:
     assert {row.split()[1] for row in rows[:3]} == {"8xa100-80", "8xh100", "16xl40s"}
 
 
+def test_remedies_are_looked_for_only_where_no_machine_is_enough(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_models(monkeypatch, million_parameters=20_000.0)
+    question = ("hf:Qwen/Qwen3-32B", "--compare", "1xh100")
+    assert "What would make it fit" in printed(*question, "1xa100-80", code=1)
+
+    def refused(*_: object) -> tuple[()]:
+        raise AssertionError("remedies that the answer leaves out")
+
+    monkeypatch.setattr("shardmark.predict.plan.remedies_of", refused)
+    assert "What would make it fit" not in printed(*question, "8xh200")
+
+
 def test_a_machine_with_one_card_is_compared_by_a_single_device(printed: Printed) -> None:
     arguments = ("resnet50", "--compare", "1xh100", "2xh100", "--price", "2", "--format", "json")
     rows = json.loads(printed(*arguments))["rows"]
@@ -370,6 +384,8 @@ def test_changes_that_are_not_enough_are_called_so(
         (["resnet50", "8xh100", "--on", "8xh100"], "8xh100: one argument too many"),
         (["resnet50", "--on", "8xh100", "--tokens", "many"], "--tokens or --samples: found 'many'"),
         (["resnet50", "--on", "8xh100", "--samples", "0"], "allowed is a number such as 10B"),
+        (["resnet50", "--on", "8xh100", "--samples", "1,5M"], "found '1,5M'"),
+        (["resnet50", "--on", "2x8xh100", "--nodes", "1..4"], "--nodes: found 1, 2 and 4, and"),
         (["resnet50", "--on", "2x", "--samples", "1"], "there is no node '2x'"),
         (["no-such-model", "--on", "8xh100"], "no-such-model: no such model"),
         (["{file}", "--on", "abacus"], "there is no node 'abacus'"),
@@ -395,7 +411,8 @@ def test_mistakes_are_messages(
 
 
 @pytest.mark.parametrize(
-    ("text", "amount"), [("10B", 1e10), ("300M", 3e8), ("1.5t", 1.5e12), ("1e9", 1e9), ("7", 7)]
+    ("text", "amount"),
+    [("10B", 1e10), ("300M", 3e8), ("1.5t", 1.5e12), ("1e9", 1e9), ("156,000", 156e3), ("7", 7)],
 )
 def test_amounts_of_work(text: str, amount: float) -> None:
     assert parse_amount(text) == amount

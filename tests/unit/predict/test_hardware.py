@@ -173,6 +173,7 @@ def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | 
         ("9999xh100", "found 9999xh100; the number of cards of a node is from 1 to 1024"),
         ("0xh100", "found 0xh100; the number of cards of a node is from 1 to 1024"),
         ("8xv100", "no card 'v100'; say which: v100-16 or v100-32 or v100-pcie"),
+        ("V100", "no node 'V100'; say which: v100-16 or v100-32 or v100-pcie"),
         ("p7", "no node 'p7'"),
     ],
 )

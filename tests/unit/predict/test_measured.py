@@ -47,6 +47,13 @@ def planned(measured: str | None, *machines: str, **options: Any) -> Plan:
         ("8000 tokens/s/GPU on 8xh100 with fsdp", 0.5),
         ("64,000 tokens/s on 8xh100", 0.5),
         ("2 steps/s on 2x8xh100", 0.5),
+        ("8k tokens per second", 0.5),
+        ("8 k tok/sec", 0.5),
+        ("480 samples/min", 0.5),
+        ("0.5 seconds per step", 0.5),
+        # Each GPU takes part in each step, so that all take as many.
+        ("2 it/s/gpu on 8xh100", 0.5),
+        ("0.5 s/step/gpu on 8xh100", 0.5),
     ],
 )
 def test_a_speed_is_read_with_its_unit_and_machine(text: str, step_seconds: float) -> None:
@@ -70,6 +77,9 @@ def test_the_first_strategy_that_fits_was_measured_unless_one_is_named() -> None
     [
         ("fast", ("1xh100",), "found 'fast'; allowed is a speed and its machine"),
         ("0 it/s", ("1xh100",), "found '0 it/s'"),
+        ("0,42 s/step", ("1xh100",), "found '0,42 s/step'"),
+        ("0,420 s/step", ("1xh100",), "found '0,420 s/step'"),
+        ("3,1 tokens/s", ("1xh100",), "found '3,1 tokens/s'"),
         ("3 furlongs/s", ("1xh100",), "furlongs/s is not a speed of this model"),
         ("3 it/s", ("1xh100", "1xa100-80"), "does not say on which of 2 machines; add one"),
         ("3 it/s on abacus", ("1xh100",), "there is no node 'abacus'"),

@@ -12,10 +12,13 @@ import torch
 
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
-from shardmark.predict.hardware.catalogue import Card, load_card
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.matrix import cells_of_any_size
+from shardmark.predict.hardware.catalogue import Card, Node, NodeType, load_card
 from shardmark.predict.memory import (
     LEAST,
     MOST,
+    USABLE,
     USUAL,
     RankMemory,
     fit_of,
@@ -72,6 +75,48 @@ def invented(per_sample: float = 0.0) -> Profile:
     )
     size = ModelSize(parameters=BLOCKS * PARAMETERS, trained_parameters=BLOCKS * PARAMETERS)
     return Profile(units=units, size=size, state_values=2, update_values=1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "bytes_each"),
+    [
+        ({"name": "sgd"}, {}, 8),
+        ({"name": "sgd", "momentum": 0.9}, {}, 12),
+        ({"name": "adamw"}, {}, 16),
+        ({"name": "adamw", "state_bits": 8}, {}, 10),
+        ({"name": "adamw"}, {"weights": "bf16", "precision": "bf16"}, 8),
+        ({"name": "adafactor"}, {}, 8),
+        ({"name": "muon"}, {}, 12),  # AdamW's two averages for the embedding alone
+        ({"name": "own", "path": "torch.optim:RMSprop"}, {}, 12),
+        ({"name": "adamw"}, {"cpu_offload": True}, 0),
+    ],
+)
+def test_state_that_exceeds_all_devices_is_that_of_the_optimizer(
+    optimizer: dict[str, Any], changes: dict[str, Any], bytes_each: float
+) -> None:
+    """Weights and gradients of 4 bytes, or 2, and what the optimizer stores."""
+    experiment = Experiment.model_validate(
+        {
+            "name": "small",
+            "workload": {
+                **{"name": "language", "model": "gpt", "layers": 4, "width": 256},
+                **{"dataset": "random", "vocabulary": 64, "sequence_length": 16},
+            },
+            "recipe": recipe(optimizer=optimizer, **changes).model_dump(mode="json"),
+            "matrix": {"strategy": ["single"], "world_size": [1]},
+        }
+    )
+    (cell,), _ = cells_of_any_size(experiment)
+    models = Models()
+    parameters = 4 * 12 * 256**2
+
+    def exceeds(room: float) -> bool:
+        gib = room * parameters / (USABLE * 2**30)
+        card = Card(memory_gib=gib, memory_bytes_per_second=1e9, source="made")
+        return models.state_exceeds(cell, NodeType(card=card, node=Node(card="x", devices=1)), 1)
+
+    assert exceeds(0.9 * bytes_each + 1e-9) == bool(bytes_each)
+    assert not exceeds(1.1 * bytes_each + 1e-9)
 
 
 def held(

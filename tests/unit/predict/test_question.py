@@ -41,7 +41,7 @@ def about(name: str, *machines: str, **options: Any) -> PlanRequest:
         ("fasterrcnn_resnet50_fpn", {"name": "detection"}, 2),
         ("maskrcnn_swin_t_fpn", {"name": "detection", "model": "maskrcnn_swin_t_fpn"}, 2),
         ("hf:Qwen/Qwen3-8B", {"name": "language", "sequence_length": 4096}, 1),
-        ("Qwen/Qwen3-8B", {"model": "hf:Qwen/Qwen3-8B", "dataset": "random"}, 1),
+        ("Qwen/Qwen3-8B/", {"model": "hf:Qwen/Qwen3-8B", "dataset": "random"}, 1),
         ("hf:openai-community/gpt2", {"sequence_length": 1024}, 1),
         ("gpt2", {"model": "hf:openai-community/gpt2", "sequence_length": 1024}, 1),
         ("hf:gpt2", {"model": "hf:openai-community/gpt2", "sequence_length": 1024}, 1),
@@ -204,6 +204,7 @@ def test_only_losses_of_known_output_layers_are_computed_in_pieces() -> None:
         ("{name: adamw, state_bits: 8}", "AdamW of 8-bit state"),
         ("{name: muon}", "Muon"),
         ("{name: lamb}", "LAMB"),
+        ("{name: own, path: 'torch.optim:RMSprop'}", "RMSprop"),
     ],
 )
 def test_the_assumed_optimizer_is_named(optimizer: str, name: str) -> None:
@@ -222,7 +223,7 @@ def test_adapters_of_a_question() -> None:
         return str(adapter["base"])
 
     assert base("hf:Qwen/Qwen3-8B", adapter="lora") == "bf16"
-    assert base("hf:Qwen/Qwen3-8B", adapter="qlora") == "nf4"
+    assert base("hf:Qwen/Qwen3-8B", adapter="QLoRA") == "nf4"
     assert base("hf:Qwen/Qwen3-8B", adapter="lora", precision="fp32") == "fp32"
     assert base("hf:Qwen/Qwen3-8B", "1xt4", adapter="lora") == "fp16", "a card without bf16"
     assert base("llama-1b", adapter="lora", precision="bf16") == "bf16"

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Recipe
 from shardmark.predict.profile import Profile
+from shardmark.predict.trace.fakes import FastFakes
 from shardmark.predict.trace.repeated_layers import Repetition, shortened_copy
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.strategies import build_strategy
@@ -104,6 +106,47 @@ def test_the_model_that_is_shortened_does_not_change() -> None:
     after = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
     assert after == before
     assert len(short.blocks) < len(workload.blocks(model) or ())
+
+
+def test_a_model_that_counts_its_layers_is_traced_with_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Real steps, which would hide a failure, are refused."""
+    monkeypatch.setattr("shardmark.predict.trace.trace.REAL_PARAMETERS", 0)
+    forward = GPT.forward
+
+    def counting(model: GPT, *arguments: Any, **others: Any) -> Any:
+        assert model.blocks[6] is not None
+        return forward(model, *arguments, **others)
+
+    monkeypatch.setattr(GPT, "forward", counting)
+    sizes = {"vocabulary": 300, "sequence_length": 32, "dataset": "random"}
+    workload = build_workload(options({"name": "language", **MODELS["gpt"], **sizes}), 0)
+    profile = trace(workload, Recipe(per_rank_batch=4, steps=1))
+    assert sum(unit.block for unit in profile.units) == 7
+
+
+def test_results_that_are_looked_up_by_a_shorter_key_are_those_of_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Views, changes in place, experts and casts of a model in 16 bits are among them."""
+    recipe = Recipe.model_validate({"per_rank_batch": 4, "steps": 1, **CHECKPOINTED})
+    sizes = {"vocabulary": 300, "sequence_length": 32, "dataset": "random"}
+    workload = build_workload(options({"name": "language", **MODELS["deepseek"], **sizes}), 0)
+    keys: list[object] = []
+
+    class Watched(FastFakes):  # type: ignore[no-untyped-call]  # torch's
+        def _cache_key(self, *arguments: Any) -> Any:
+            keys.append(super()._cache_key(*arguments))
+            return keys[-1]
+
+    monkeypatch.setattr("shardmark.predict.trace.trace.FastFakes", Watched)
+    fast = trace(workload, recipe)
+    assert len({*keys}) < len(keys) / 2
+    assert sum(type(key) is tuple for key in keys) > 0.9 * len(keys)
+    FakeTensorMode.cache_clear()
+    monkeypatch.setattr("shardmark.predict.trace.trace.FastFakes", FakeTensorMode)
+    assert trace(workload, recipe) == fast
 
 
 def test_encoder_and_decoder_repeat_their_layers(

@@ -333,8 +333,8 @@ def _content(kind: Kind, name: str) -> Any:
         if Path(name).suffix in {".yaml", ".yml"}:
             raise InputError("--on", f"there is no file {name!r}", "name one that is there")
         problem = f"there is no {kind.removesuffix('s')} {name!r}"
-        starts = [other for other in shipped_names if _plain(other).startswith(_plain(name))]
-        if kind == "cards" and len(starts) > 1:
+        starts = [other for other in names("cards") if _plain(other).startswith(_plain(name))]
+        if len(starts) > 1:
             raise InputError("--on", problem, f"say which: {' or '.join(starts)}")
         form = "COUNTxCARD such as 8xh100, " if kind == "nodes" else ""
         file = f"{re.sub(r'[^a-z0-9.-]+', '-', name.lower())}.yaml"

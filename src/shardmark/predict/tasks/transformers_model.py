@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +73,8 @@ class TransformersModel:
                 raise InputError(f"workload.options.{key}", message, f"use at most {most}")
         if "Seq2Seq" in CLASSES[self._family]:  # a task of images has no such method
             encoded = getattr(self._config, "max_source_positions", sequence_length)
-            self.tokens = partial(_positions, encoded + self._target_length)
+            tokens = encoded + self._target_length
+            self.tokens: Callable[[Sequence[Any]], list[int]] = lambda data: [tokens] * len(data)
 
     def model(self) -> nn.Module:
         import transformers
@@ -140,11 +140,6 @@ class TransformersModel:
         image = {"pixel_values": torch.randn(3, IMAGE_SIZE, IMAGE_SIZE)}
         labelled = CLASSES[self._family] == "AutoModelForImageClassification"
         return {**image, "labels": torch.randint(LABELS, ())} if labelled else image
-
-
-def _positions(count: int, data: Sequence[object]) -> list[int]:
-    """Return the same number of tokens for all samples."""
-    return [count] * len(data)
 
 
 def _tokens(vocabulary: int, length: int) -> Tensor:

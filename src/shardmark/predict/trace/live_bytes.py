@@ -16,15 +16,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardmark.predict.trace.chains import Total
 from shardmark.predict.trace.tensor_sharding import storage_key
 
+SEQUENCES = {list, tuple, torch.Size}
+PLAIN = {bool, int, float, str, type(None), torch.dtype, torch.device}
+PLAIN |= {torch.layout, torch.memory_format}
+"""Types of arguments of operations that are no tensors and have none."""
 QUERY_NAMESPACES = {"prim", "profiler"}
 """Namespaces of operators that compute nothing, such as a fake tensor's device."""
 
 
 def tensors_of(values: Any) -> list[Tensor]:
     """Return the tensors that have a storage: of a sparse one its indices and values."""
-    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-    dense = ([t._indices(), t._values()] if t.is_sparse else [t] for t in leaves)
-    return [tensor for of_leaf in dense for tensor in of_leaf]
+    if isinstance(values, Tensor):
+        return [values._indices(), values._values()] if values.is_sparse else [values]
+    if type(values) is dict:
+        values = tuple(values.values())
+    elif type(values) not in SEQUENCES:  # these alone are many
+        values = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+    return [tensor for value in values if type(value) not in PLAIN for tensor in tensors_of(value)]
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

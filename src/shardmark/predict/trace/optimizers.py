@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil, prod
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmark.base.recipe import Optimizer, Weights
-from shardmark.predict.profile import Amount, Operation, Profile
+from shardmark.base.recipe import Optimizer, Recipe, Weights
+from shardmark.base.traffic import stored_element_bytes
+from shardmark.predict.profile import Amount, Operation, Profile, Shapes
 from shardmark.predict.trace.live_bytes import LiveBytes, tensors_of
 from shardmark.predict.trace.tensor_sharding import storage_key
-from shardmark.ranks.costs.base import FP32_BYTES
+from shardmark.ranks.costs.base import FP32_BYTES, PRECISION_BYTES
+from shardmark.ranks.strategies.blocks import hidden_matrices
 from shardmark.ranks.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
 from shardmark.ranks.strategies.step import create_optimizer
 
+Blocks = Sequence[nn.Module] | None
 ELEMENTS = 2**12
 """Elements of the tensors on which an optimizer is measured.  Optimizers in 8 bits need so many."""
 
@@ -27,9 +31,26 @@ def with_optimizer(
 ) -> Profile:
     """Return the profile of a model that is trained by another optimizer, or in another type."""
     native = profile.native and with_optimizer(profile.native, spec, device_type, weights)
-    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
-    update = _update_values(profile.trained_shapes, spec, device_type, dtype)
+    update = _update_values(profile.trained_shapes, spec, device_type, weights)
     return replace(profile, **update, native=native)
+
+
+def trained_shapes(model: nn.Module, blocks: Blocks) -> Shapes:
+    """Return the shapes of the model's trained parameters."""
+    hidden = {*hidden_matrices(model, blocks)}
+    counts = Counter((tuple(p.shape), p in hidden) for p in model.parameters() if p.requires_grad)
+    return tuple((*key, count) for key, count in counts.items())
+
+
+def model_state_bytes(model: nn.Module, blocks: Blocks, recipe: Recipe) -> float:
+    """Bytes of a model's parameters and gradients, and of the optimizer's state."""
+    width, shapes = PRECISION_BYTES[recipe.weights], trained_shapes(model, blocks)
+    update = _update_values(shapes, recipe.optimizer, "cuda", recipe.weights)
+    trained_bytes: float = 2 * width + FP32_BYTES * update.get("state_values", 0.0)
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    return trained_bytes * sum(count * prod(shape) for shape, _, count in shapes) + sum(
+        min(width, stored_element_bytes(p)) * p.numel() for p in frozen
+    )
 
 
 class _Accesses(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
@@ -51,16 +72,14 @@ class _Accesses(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
 
 
 def _update_values(
-    shapes: Iterable[tuple[tuple[int, ...], bool, int]],
-    spec: Optimizer,
-    device_type: str,
-    dtype: torch.dtype,
+    shapes: Shapes, spec: Optimizer, device_type: str, weights: Weights
 ) -> dict[str, Any]:
     """Return the fields of a profile about an update of parameters of these shapes and the type.
 
     An optimizer is measured on small tensors: its state by the number of axes, since some store
     sums of rows and columns, and the rest on a matrix, as nearly all parameters are.
     """
+    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
     sized = [(shape, spec.name == "muon" and hidden, count) for shape, hidden, count in shapes]
     if spec.name == "muon":
         check_hidden_matrices(hidden for _, hidden, _ in sized if hidden)

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     from shardmark.predict.trace.unit_trace import UnitTrace
 
 
-class UnequalLayers(Exception):  # noqa: N818  (the full model is traced instead)
-    """Two of the traced layers differ by more than their place."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
     """Layers that were removed from a model, in groups of one or more that follow each other."""
@@ -107,7 +103,7 @@ def _structure(layer: nn.Module) -> tuple[object, ...]:
 def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace]:
     """Insert what the removed layers would have measured.
 
-    Raises `UnequalLayers` if the two layers that are compared differ.
+    Raises `ValueError` if the two layers that are compared differ.
     """
     period = repetition.period
     first = [unit.name for unit in units].index(f"{repetition.layers}.{repetition.start}")
@@ -117,7 +113,7 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
     entered = following[0].entered_bytes.minus(group[0].entered_bytes)
     for one, other in zip(group, following, strict=True):
         if _measured(_moved(one, saved, entered)) != _measured(other):
-            raise UnequalLayers(f"{one.name} and {other.name}")
+            raise ValueError(f"{one.name} and {other.name} differ by more than their place")
     # Fewer bytes are alive in the backward pass: casts of weights are freed after the forward pass.
     inserted = [
         replace(

@@ -193,7 +193,9 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
                 leave = partial(self._leave_block, compiled == "blocks")
                 yield module.register_forward_hook(leave)
             else:
-                yield module.register_forward_pre_hook(self._enter_module)
+                yield module.register_forward_pre_hook(
+                    lambda module, _: self._traced.assign(module.parameters(recurse=False))
+                )
         if compiled == "model":
             yield model.register_forward_pre_hook(self._compiled.note_node)
             yield model.register_forward_hook(self._leave_compiled)
@@ -210,9 +212,6 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
             if compiled:
                 self._compiled.save(tensors_of(outputs))
             self._traced.enter(f"after {self.units[-1].name}", self.live, block=False)
-
-    def _enter_module(self, module: nn.Module, _: object) -> None:
-        self._traced.assign(module.parameters(recurse=False))
 
     def _leave_compiled(self, _: nn.Module, __: object, outputs: object) -> None:
         self._compiled.note_node()

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public one
 
+from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding, Shard
 from shardmark.base.recipe import Optimizer, Recipe
 from shardmark.base.traffic import ELEMENT_BYTES, stored_element_bytes
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.fakes import (
+    FastFakes,
     delta_rules,
     flash_attention,
     gpu_kernels,
@@ -25,17 +26,12 @@ from shardmark.predict.trace.fakes import (
     routed_experts,
     unpacked,
 )
-from shardmark.predict.trace.optimizers import with_optimizer
-from shardmark.predict.trace.repeated_layers import (
-    Repetition,
-    UnequalLayers,
-    expand,
-    shortened_copy,
-)
+from shardmark.predict.trace.optimizers import trained_shapes, with_optimizer
+from shardmark.predict.trace.repeated_layers import Repetition, expand, shortened_copy
 from shardmark.predict.trace.step_trace import StepTrace
 from shardmark.predict.trace.tensor_sharding import TensorSharding
 from shardmark.predict.trace.two_steps import TwoSteps
-from shardmark.ranks.strategies.blocks import hidden_matrices, sharding_units
+from shardmark.ranks.strategies.blocks import sharding_units
 from shardmark.ranks.strategies.casting import (
     allow_mixed_dtype_batch_norm,
     cast_inputs,
@@ -83,11 +79,10 @@ def traced(
     """
     if model is None and workload.equal_blocks:
         model = build_on_meta(workload)
-    in_fp32 = recipe.model_copy(update={"weights": "fp32"})  # else those that are cast
     steps = partial(
         _steps,
         workload,
-        in_fp32,
+        recipe.model_copy(update={"weights": "fp32"}),  # else those that are cast
         device_type=device_type,
         activations=activations,
         casts=AUTOCAST_DTYPES[recipe.precision] if casts else None,
@@ -97,40 +92,41 @@ def traced(
     with preserved_generators():
         try:
             with quiet() if casts else nullcontext():
-                two_steps = _on_any_tensors(steps, workload, recipe, model)
-                profile = with_optimizer(two_steps.profile(), in_fp32.optimizer, device_type)
+                profile = _on_any_tensors(steps, workload, recipe, model).profile()
         except Exception as error:  # strategies that cast parameters refuse this model
             if not casts:
                 raise
             logger.info("the model does not compute with 16-bit parameters: %s", error)
             return None
-    if recipe.weights == "fp32":
-        return profile
     return with_optimizer(profile, recipe.optimizer, device_type, recipe.weights)
 
 
 def _on_any_tensors(
     steps: Callable[..., TwoSteps], workload: Workload, recipe: Recipe, built: nn.Module | None
 ) -> TwoSteps:
-    """Trace the steps on fake tensors, or really on the CPU if these fail."""
+    """Trace the steps on fake tensors, or really on the CPU if these fail.
 
-    def on_fake_tensors() -> TwoSteps:
-        every_nth = recipe.activation_checkpointing not in (False, True, "selective")
-        shortened = built if workload.equal_blocks and not every_nth else None
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
+    Raises `InputError` for a model that is too large for real steps.
+    """
+    every_nth = recipe.activation_checkpointing not in (False, True, "selective")
+    shortened = built if workload.equal_blocks and not every_nth else None
+    fake = FastFakes(allow_non_fake_inputs=True)
+    failure: Exception | None = None
+    for model in dict.fromkeys((shortened, None)):
         try:
-            return steps(SAMPLES, fake=fake, shortened=shortened)
-        except UnequalLayers as error:
-            logger.info("all layers are traced, since two differ: %s", error)
-            return steps(SAMPLES, fake=fake)
-
-    try:
-        with quiet():
-            return on_fake_tensors()
-    except Exception as error:  # its shapes depend on values, for example
-        if built is not None and sum(p.numel() for p in built.parameters()) > REAL_PARAMETERS:
-            raise
-        logger.info("traced by real steps, since fake tensors cannot: %s", error)
+            with quiet():
+                return steps(SAMPLES, fake=fake, shortened=model)
+        except Exception as error:  # two layers differ, or shapes depend on values, for example
+            logger.info("all layers, or real steps, are traced: %s", error)
+            failure = error
+    count = 0 if built is None else sum(p.numel() for p in built.parameters())
+    if count > REAL_PARAMETERS:
+        if isinstance(failure, ShardmarkError):
+            raise failure
+        message = f"it cannot be traced without weights ({type(failure).__name__}: {failure})"
+        size = f"its {count / 1e9:,.3g} billion weights could fill the memory of this machine"
+        allowed = f"plan a configuration with fewer layers, or measure it with run: {size}"
+        raise InputError("the model", message, allowed) from failure
     try:
         return steps(REAL_SAMPLES, fake=None)
     except ValueError:  # a batch norm refuses a single value
@@ -145,7 +141,7 @@ def _steps(
     device_type: str,
     activations: ActivationSharding,
     casts: torch.dtype | None,
-    fake: FakeTensorMode | None,
+    fake: FastFakes | None,
     flash: bool,
     routed: bool,
     shortened: nn.Module | None = None,
@@ -154,12 +150,9 @@ def _steps(
     # The update is measured apart from the step.
     eager = recipe.model_copy(update={"compile": "none", "optimizer": Optimizer()})
     model = shortened or (build_on_meta(workload) if fake else None) or workload.build_model()
-    hidden = {*hidden_matrices(model, workload.blocks(model))}
     traced = partial(
         TwoSteps,
-        trained_shapes=[
-            (tuple(p.shape), p in hidden) for p in model.parameters() if p.requires_grad
-        ],
+        trained_shapes=trained_shapes(model, workload.blocks(model)),
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         limited=tuple(limited_heads(model)),
     )

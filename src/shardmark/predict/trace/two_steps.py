@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, get_args
 
 import numpy as np
 
 from shardmark.base.errors import InputError
-from shardmark.base.traffic import (
-    FROZEN_ELEMENT_BYTES,
-    ModelSize,
-    frozen_element_bytes,
-    matrix_shapes,
-)
-from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
+from shardmark.base.traffic import ModelSize, frozen_element_bytes, matrix_shapes
+from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Shapes, Unit
 from shardmark.predict.trace.chains import Total, Work
 from shardmark.predict.trace.step_trace import StepTrace
 from shardmark.predict.trace.unit_trace import Moments, Pass, UnitTrace
@@ -30,8 +25,7 @@ class TwoSteps:
     samples: tuple[int, int]
     first: StepTrace
     second: StepTrace
-    trained_shapes: Sequence[tuple[tuple[int, ...], bool]]
-    """Shape of each trained parameter, and whether it is a matrix of a block."""
+    trained_shapes: Shapes
     buffer_bytes: int
     limited: tuple[str, ...]
 
@@ -55,16 +49,18 @@ class TwoSteps:
             size=ModelSize(
                 parameters=sum(unit.parameters for unit in units),
                 trained_parameters=sum(unit.trained_parameters for unit in units),
-                trained_matrices=matrix_shapes(shape for shape, _ in self.trained_shapes),
-                frozen_element_bytes=_mean_of_frozen(units),
+                trained_matrices=matrix_shapes(
+                    shape for shape, _, count in self.trained_shapes for _ in range(count)
+                ),
+                frozen_element_bytes=frozen_element_bytes(
+                    parameter for unit in first.units for parameter in unit.parameters
+                ),
                 mixed_parameters=_mixed_parameters(units),
                 units=max(1, len(gathered)),
             ),
             buffer_bytes=self.buffer_bytes,
             batch_bytes=line(first.batch_bytes, second.batch_bytes),
-            trained_shapes=tuple(
-                (*key, count) for key, count in Counter(self.trained_shapes).items()
-            ),
+            trained_shapes=self.trained_shapes,
             unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(names).keys()),
             limited=self.limited,
         )
@@ -76,6 +72,9 @@ class _Line:
 
     first_samples: int
     second_samples: int
+    operations: dict[tuple[int, int, Pass], tuple[Operation, ...]] = field(default_factory=dict)
+    """Operations, and positions of the largest moments, of layers that share their operations."""
+    largest: dict[tuple[int, int, Pass], list[int]] = field(default_factory=dict)
 
     def __call__(self, first: Total, second: Total) -> Amount:
         slope = self._slope(first.total, second.total)
@@ -121,14 +120,6 @@ def _unit(first: UnitTrace, second: UnitTrace, line: _Line) -> Unit:
     )
 
 
-def _mean_of_frozen(units: Iterable[Unit]) -> float:
-    """Return the mean bytes of an element of all frozen parameters."""
-    counts = [(unit.parameters - unit.trained_parameters, unit) for unit in units]
-    stored = sum(count * unit.frozen_element_bytes for count, unit in counts)
-    frozen = sum(count for count, _ in counts)
-    return stored / frozen if frozen else FROZEN_ELEMENT_BYTES
-
-
 def _mixed_parameters(units: Iterable[Unit]) -> int:
     """Return the number of parameters in gathered units with any trained parameter.
 
@@ -148,6 +139,9 @@ def _operations(
 
     If the two steps ran unlike operations, those of a kind are one.
     """
+    key = (id(first.operations), id(second.operations), in_pass)
+    if key in line.operations:
+        return line.operations[key]
     works = [step.operations[in_pass] for step in (first, second)]
     if [work.kind for work in works[0]] != [work.kind for work in works[1]]:
         works = [_sums(of_step) for of_step in works]
@@ -155,12 +149,13 @@ def _operations(
         (b.kind, line(a.flops, b.flops), line(a.bytes, b.bytes), b.calls)
         for a, b in zip(*works, strict=True)
     )
-    return tuple(
+    line.operations[key] = tuple(
         Operation(
             kind=kind, flops=flops.times(count), bytes=moved.times(count), calls=count * calls
         )
         for (kind, flops, moved, calls), count in counts.items()
     )
+    return line.operations[key]
 
 
 def _sums(works: Iterable[Work]) -> list[Work]:
@@ -185,7 +180,10 @@ def _moments(first: UnitTrace, second: UnitTrace, in_pass: Pass, line: _Line) ->
             np.array([max(a.tolist() or b.tolist())]) for a, b in ((one, other), (other, one))
         )
     points = np.column_stack([line.values(one[:, :2], other[:, :2]), other[:, 2]])
-    moments = (points[at].tolist() for at in _largest(points))
+    key = (id(first.operations), id(second.operations), in_pass)
+    if key not in line.largest or other[:, 1].any():  # the fraction of all bytes varies
+        line.largest[key] = _largest(points)
+    moments = (points[at].tolist() for at in line.largest[key])
     return tuple(
         Moment(
             bytes=Amount(fixed=fixed, per_sample=per_sample, replicated_fraction=replicated),
