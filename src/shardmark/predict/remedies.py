@@ -40,6 +40,8 @@ class Remedy:
     ranks: int
     device_bytes: float
     fit: Fit
+    host_bytes: float = 0.0
+    """Offloaded state in the memory of each node."""
 
 
 class _Need(NamedTuple):
@@ -51,9 +53,10 @@ class _Need(NamedTuple):
     fit: Fit
     state_fit: Fit
     """Answer for parameters, gradients and optimizer state alone."""
+    host_bytes: float
 
     def remedy(self, change: str, setting: str, ranks: int) -> Remedy:
-        same = {name: getattr(self, name) for name in ("strategy", "device_bytes", "fit")}
+        same = {name: getattr(self, name) for name in (*self._fields[1:4], "host_bytes")}
         return Remedy(change=change, setting=setting, ranks=ranks, **same)
 
 
@@ -140,8 +143,7 @@ class _Sizes:
 
     def counted(self, ranks: int) -> str:
         """Return, for example, `16 GPUs`."""
-        device = "CPU rank" if self.node.card.device_type == "cpu" else "GPU"
-        return f"{ranks} {device}{'s' if ranks > 1 else ''}"
+        return counted(ranks, "CPU rank" if self.node.card.device_type == "cpu" else "GPU")
 
     def least(
         self, ranks: int, nodes: int, changed: Callable[[Trial], Trial] = lambda cell: cell
@@ -171,8 +173,8 @@ class _Sizes:
         except ShardmarkError:
             return None
         host_gib = self.node.node.host_memory_gib
-        on_host = memory.on_host * ranks / nodes
-        overflows = host_gib is not None and on_host > host_gib * GiB
+        host_bytes = memory.on_host * ranks / nodes
+        overflows = host_gib is not None and host_bytes > host_gib * GiB
         return _Need(
             overflows_host=overflows,
             device_bytes=memory.device_bytes(device_type),
@@ -181,6 +183,7 @@ class _Sizes:
             state_fit=fit_of(
                 memory.parameters + memory.gradients + memory.optimizer_state, self.node.card
             ),
+            host_bytes=host_bytes,
         )
 
 

@@ -384,6 +384,8 @@ def remedies_table(plan: Plan) -> Table:
     ]
     settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
     notes = [f"Options, by row: {'; '.join(settings)}."] if settings else []
+    if host_gib := max((remedy.host_bytes for remedy in plan.remedies), default=0) / 2**30:
+        notes.append(f"Offloaded state takes {host_gib:,.0f} GiB of each node's own memory.")
     fits = any(remedy.fit == "yes" for remedy in plan.remedies)
     title = "What would make it fit" if fits else "What saves memory, but is not enough"
     if _fails(plan):
@@ -405,8 +407,7 @@ def _title(plan: Plan, rows: Sequence[Prediction]) -> str:
 
 def speed_table(plan: Plan) -> Table:
     rows = [row for row in plan.rows if row.time is not None]
-    naive = "Naive: each GPU keeps its throughput on the fewest GPUs."
-    notes = [_range_note(plan), naive]
+    notes = [_range_note(plan), "Naive: each GPU keeps its throughput on the fewest GPUs."]
     if plan.work is not None:
         notes.append(f"Time and dollars are for {work_text(plan)}.")
     return table_of(f"Speed on {plan.on}", rows, [*_names(rows), *_speed(plan)], notes)
@@ -448,8 +449,7 @@ def search_tables(plan: Plan) -> list[Table]:
         f" {search.seconds:.2f} s. Shown is the fastest, and what is slower in a tenth less memory."
         " Times have no interval: measure the few that you would use."
     ]
-    nodes = counted(search.nodes, "node")
-    title = f"Best layouts of {search.ranks} ranks on {nodes} of {plan.on}"
+    title = f"Best layouts of {search.ranks} ranks on {counted(search.nodes, 'node')} of {plan.on}"
     return [table_of(title, search.front, columns, notes)]
 
 

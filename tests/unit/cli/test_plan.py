@@ -237,6 +237,9 @@ def test_a_model_that_does_not_fit_has_remedies(
     )
     offload = {one["change"]: one for one in document["remedies"]}["CPU offload"]
     assert (offload["fit"], offload["device_bytes"] < 80 * 2**30) == ("yes", True)
+    assert offload["strategy"] == "zero-3", "two bytes beside Adam's sixteen"
+    assert offload["host_bytes"] == pytest.approx(18 * 60e9, rel=0.01)
+    assert "takes 1,006 GiB of each node's own memory" in " ".join(text.split())
     assert document["assumed"].startswith("1 sequence of 4096 tokens a GPU")
 
 

@@ -55,12 +55,11 @@ class FastFakes(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's
             return super()._output_from_cache_entry(state, entry, key, args)
         view = first.view_idx is not None
         sizes = ((), ()) if view else (metadata.shape, metadata.stride)
-        options = {"dtype": metadata.dtype, "requires_grad": metadata.requires_grad}
-        empty = torch.empty_strided(*sizes, **options, device="meta")
+        empty = torch.empty_strided(*sizes, dtype=metadata.dtype, device="meta")
         if view:
             storage = args[first.view_idx].untyped_storage()
             empty.set_(storage, metadata.storage_offset, metadata.shape, metadata.stride)
-        return FakeTensor(self, empty, metadata.device)
+        return FakeTensor(self, empty, metadata.device, requires_grad=metadata.requires_grad)
 
 
 @contextmanager
