@@ -58,6 +58,7 @@ def improve(
     ends_at_seconds = began + budget_seconds * RACED_ALONE
     with looked_at(command, world_size, path / "look", ends_at_seconds, listener) as rounds:
         seen, device_type = rounds.samples.seen[0], rounds.session.runner.machine.device_type
+        trial_seconds = rounds.longest_seconds
     fitting = {
         f"{value} {name}" if name in COUNTS else name: {name: value}
         for name, value in _fitting(seen, device_type, world_size)
@@ -73,7 +74,7 @@ def improve(
         left = budget_seconds * share - (time.monotonic() - began)
         experiment = experiment_of({name: variants[name] for name in names}, most_pairs)
         options = RunOptions(budget_seconds=left)
-        if left <= 0 and is_run(path / "race"):
+        if left < trial_seconds and is_run(path / "race"):
             return _race(path / "race", experiment)
         with RunSession.open(experiment, path / "race", options, listener) as session:
             session.run()
