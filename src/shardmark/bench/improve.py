@@ -105,15 +105,13 @@ def improve(
                 for kind, arguments in call.items():
                     places.setdefault(place, {}).setdefault(kind, {}).update(arguments)
     patch, missing = patch_of(places)
+    snippets = [SNIPPETS[name].format(chosen[name]) for name in chosen if name in SNIPPETS]
     return Improvement(
         race=result,
         interventions=tuple(chosen),
         best="" if best is None else best.strategy,
         patch=patch,
-        snippets=(
-            *(SNIPPETS[name].format(value) for name, value in chosen.items() if name in SNIPPETS),
-            *missing,
-        ),
+        snippets=(*snippets, *missing),
     )
 
 

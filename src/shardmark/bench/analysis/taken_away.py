@@ -397,13 +397,13 @@ def _counts(samples: Samples) -> dict[str, Any]:
 
 
 def _more_reductions(counts: Mapping[str, Any], seen: Mapping[str, Any]) -> Iterable[str]:
-    """Yield what shows that gradients are reduced more often than they need.
+    """Yield what shows that gradients are reduced too often, and not a few metrics, or activations.
 
-    A wrapper reduces them in buckets; in a single backward pass activations may be reduced, too.
+    A wrapper has buckets beside metrics; activations are reduced in a single backward pass, too.
     """
     collectives, tensors = counts["collectives"], counts["trained_tensors"]
     calls = collectives.get("all_reduce", {"calls": 0})["calls"]
-    if calls >= tensors >= 4 and not WRAPPERS & {*seen.get("wrappers", ())}:
+    if calls >= tensors >= (16 if WRAPPERS & {*seen.get("wrappers", ())} else 4):
         yield (
             f"{calls:.0f} all-reduces a step for {tensors} tensors: DDP, or one flat tensor, takes "
             "a few"

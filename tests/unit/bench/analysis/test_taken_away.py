@@ -209,13 +209,16 @@ def test_communication_that_was_not_counted_is_not_called_without_a_fault() -> N
     assert "before its collectives were counted" in text
 
 
-def test_small_reductions_beside_a_wrappers_are_not_those_of_gradients() -> None:
+@pytest.mark.parametrize(("tensors", "named"), [(6, False), (40, True)])
+def test_few_reductions_beside_a_wrappers_are_no_fault(tensors: int, named: bool) -> None:
+    """Metrics may be as many as the tensors of a small model; norms of all tensors are a fault."""
     facts = looked() | {"link_bytes_per_second": 1e9, "wrappers": ["DistributedDataParallel"]}
+    facts["trained_tensors"] = tensors
     found = samples({PLAIN: (0.1,), "no_peers": (0.08, 0.08, 0.08)}, facts, facts)
     rank: Any = found.by_variant[LOOK][0].result.ranks[0]
-    record = CollectiveRecord(calls=7, payload_bytes=facts["trained_bytes"] + 24)
+    record = CollectiveRecord(calls=tensors + 1, payload_bytes=facts["trained_bytes"] + 24)
     rank.probe = SimpleNamespace(collectives={"all_reduce": record})
-    assert not explanation_of(found, ["no_peers"]).findings
+    assert bool(explanation_of(found, ["no_peers"]).findings) == named
 
 
 @pytest.mark.parametrize(
@@ -357,6 +360,11 @@ def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
     assert not found.parts
     assert "Not decided by these rounds: communication" in answer_of(found)
     assert "  100 ms  computing, with what is not decided" in lines_of(found)
+
+
+def test_one_round_does_not_show_that_nothing_is_lost() -> None:
+    one = samples({PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}, noise=(0.0,))
+    assert answer_of(explanation_of(one, ["no_peers"])).startswith("Nothing is shown to be lost")
 
 
 @pytest.mark.parametrize(("seconds", "more"), [(0.04, True), (0.06, False)])

@@ -68,7 +68,7 @@ def answer_of(explanation: Explanation) -> str:
     else:
         open_ = f".{open_}"
     if not parts:
-        if needed or open_ != ".":
+        if needed or open_ != "." or step.low is None:
             return f"Nothing is shown to be lost of {head}{open_}"
         return f"Of {head}, nothing is lost that could be taken away: all of it is computing."
     causes = [f"{_milliseconds(part.seconds.value)} {cause_of(part)}" for part in parts]
