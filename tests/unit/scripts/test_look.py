@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from shardmark.scripts.interventions import arguments, look
+from shardmark.scripts.interventions.base import line_of
 from shardmark.scripts.interventions.look import Look
 
 
@@ -148,3 +149,20 @@ def test_looks_that_come_late_weigh_as_much_as_their_time(monkeypatch: pytest.Mo
         if seen[-1] == pytest.approx((share, 1 - share), abs=0.15):
             return
     pytest.fail(f"shares of computing and waiting: {seen}")
+
+
+def test_torch_can_print_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A frame that is held while a path is looked up holds tensors that torch makes views of."""
+
+    def slowly(frame: Any) -> str | None:
+        time.sleep(0.002)
+        return line_of(frame)
+
+    monkeypatch.setattr(look, "line_of", slowly)
+    looking = installed(monkeypatch)
+    looking.begin()
+    values = torch.ones(64, 64)
+    for _ in range(3000):
+        assert repr(values + 1)
+    assert looking.count
+    looking.facts()

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -164,14 +164,27 @@ class Look(Intervention):
     def _look(self) -> None:
         before = time.perf_counter_ns()
         while not self.ended.wait(EVERY_SECONDS):
-            frame = sys._current_frames().get(self.main or 0)
+            stack = self._stack(sys._current_frames().get(self.main or 0))
             now = time.perf_counter_ns()  # Python's own code delays looks at it
-            if frame is not None:
-                self.nanoseconds[self._kind_of(frame), line_of(frame)] += now - before
+            if stack is not None:
+                self.nanoseconds[self._kind_of(stack), line_of(stack)] += now - before
                 self.count += 1
             before = now
-            # A frame that is kept beyond its end keeps its tensors, and torch then cannot print.
-            del frame
+
+    def _stack(self, frame: FrameType | None) -> Any:
+        """Copy what is read of frames: one that is kept beyond its end keeps its tensors.
+
+        Torch then cannot print them, and the main thread runs as soon as a path is looked up.
+        """
+        frames, copy = [], None
+        while frame is not None:
+            is_call = self._kind_of_code(frame.f_code) == "forward"
+            values = {"self": frame.f_locals.get("self")} if is_call else {}
+            frames.append({"f_code": frame.f_code, "f_lineno": frame.f_lineno, "f_locals": values})
+            frame = frame.f_back
+        for seen in reversed(frames):
+            copy = SimpleNamespace(**seen, f_back=copy)
+        return copy
 
     def _kind_of(self, frame: FrameType | None) -> str:
         frames = []
