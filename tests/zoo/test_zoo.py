@@ -212,6 +212,54 @@ def step(inputs, targets):
         ((model(view) - targets) ** 2).mean().backward()
     optimizer.step()
 """,
+    "two views of one batch by a loss of torch": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+def step(inputs, targets):
+    for view in (inputs, inputs.flip(1)):
+        nn.functional.mse_loss(model(view), targets).backward()
+    optimizer.step()
+""",
+    "a sum that is divided by the batch size of a rank": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    (nn.functional.mse_loss(model(inputs), targets, reduction="sum") / 4).backward()
+    optimizer.step()
+""",
+    "squares that are summed by hand and divided by the batch size of a rank": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    (((model(inputs) - targets) ** 2).sum() / 4).backward()
+    optimizer.step()
+""",
+    "a batch that is split into micro-batches of a fixed size": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    for few, of_few in zip(inputs.split(2), targets.split(2)):
+        (nn.functional.mse_loss(model(few), of_few) / 2).backward()
+    optimizer.step()
+""",
+    "a random number for all rows of a rank": """
+class Noise(nn.Module):
+    def forward(self, inputs):
+        return inputs + torch.rand(1) * torch.randn_like(inputs)
+
+layers = nn.Linear(8, 6), Noise(), nn.Linear(6, 2)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(1 + torch.distributed.get_rank())
+
+def step(inputs, targets):
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+""",
     "a part of the data is left for evaluations, which begin before the training": """
 data, rest = torch.utils.data.random_split(data, [48, 16])
 evaluation = DataLoader(rest, 2, sampler=DistributedSampler(rest))
@@ -435,6 +483,49 @@ def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> 
     path.write_text(LOOP.format(parts=HABITS[habit]))
     report = audited(str(path))
     assert report.same is True, report.answer
+
+
+@pytest.mark.parametrize("of_loss", [True, False])
+def test_random_numbers_of_python_in_the_model_or_the_loss_cannot_be_told(
+    of_loss: bool, tmp_path: Path
+) -> None:
+    model = HABITS["a random number for all rows of a rank"].replace("torch.rand(1)", "number()")
+    if of_loss:
+        model = model.replace("* (1 + number())", "").replace(
+            ".backward()", ".mul(number()).backward()"
+        )
+    seeded = "import random\nnumber = random.random\n"
+    seeded += "random.seed(torch.distributed.get_rank())\n"
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(parts=seeded + model))
+    report = audited(str(path))
+    assert report.same is None, report.answer
+    assert "random numbers" in report.answer
+
+
+@pytest.mark.parametrize(
+    ("term", "cause"),
+    [
+        ("outputs.exp().sum()", "averaged_sum"),
+        ("outputs.exp().sum(1).topk(2).values.mean()", "whole_batch_loss"),  # the hardest samples
+    ],
+)
+def test_a_term_that_is_a_sum_is_told_from_one_of_the_full_batch(
+    term: str, cause: str, tmp_path: Path
+) -> None:
+    parts = f"""
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    outputs = model(inputs)
+    (nn.functional.mse_loss(outputs, targets) + {term}).backward()
+    optimizer.step()
+"""
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(parts=parts))
+    report = audited(str(path))
+    assert [finding.name for finding in report.findings] == [cause], report.answer
 
 
 MASKED = """

@@ -44,6 +44,9 @@ PLAIN_MEANS = {"uneven_micro_batches", "uneven_weights", "whole_batch_loss"}
 """Causes that are accepted by comparing with the plain mean of the ranks' own gradients."""
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
+DIVIDED = (
+    "the script divides by the samples of one rank; one process's loss is divided by the ranks"
+)
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
 
 
@@ -233,9 +236,9 @@ class Runs:
         (record,) = self.replays([self.plan("shares", batch_norm="shares")])
         return record
 
-    def alone(self, rank: int) -> Record | None:
-        """Return a replay of the samples of one rank; None if it fails."""
-        (record,) = self.replays([self.plan(f"alone-{rank}", order=(rank,))])
+    def alone(self, *ranks: int) -> Record | None:
+        """Return a replay of the samples of these ranks; None if it fails."""
+        (record,) = self.replays([self.plan(f"alone-{'-'.join(map(str, ranks))}", order=ranks)])
         return record
 
     def effect_of_rounding(self, records: Records, replay: Record) -> float:
@@ -250,6 +253,7 @@ class Runs:
     def plan(self, name: str, **changes: Any) -> Plan:
         recorded, order = self.recording.directory, tuple(range(self.ranks))
         facts: dict[str, Any] = {"order": order, "recorded": recorded, "observer": REPLAYS}
+        name += "-divided" * self.recording.divides_loss
         facts |= {"grows": self.grows, "directory": str(Path(recorded).parent / name), **changes}
         return replace(self.recording, **facts)
 
@@ -307,6 +311,10 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
             if again is not None and tuples.matched and not _order_matters(tuples, again):
                 records, replay = tuples, again
                 break
+    if records.matched and causes.is_mean_of_rank(records):
+        runs.recording = replace(runs.recording, divides_loss=True)
+        replay, disturbed = runs.in_two_orders("replay")
+        records = replace(records, replay=replay, disturbed=disturbed)
     if records.reduces_in_step:
         records = records.after_reduction()
     weights = causes.of_weights(records)
@@ -374,7 +382,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
     if not explained and (deviates or _order_matters(records, replay)):
         finding = causes.of_gradient(seen)
         buffers = {"buffers_differ"} & {*runs.accepted, *(other.name for other in findings)}
-        unclear = buffers or _order_matters(records, replay)
+        unclear = buffers or replay.unmatched or _order_matters(records, replay)
         if any(other.name == "buffers_differ" for other in findings) and finding is not None:
             finding = None if finding.name == "uneven_weights" else finding
         if unclear and (finding is None or finding.name == "whole_batch_loss"):
@@ -428,6 +436,7 @@ def _after_first_gradient(
     if late and not findings and replay.unmatched and _own_gradients_show(runs, records, replay):
         return _against_own_gradients, records
     notes = _notes(records, replay)
+    notes += [DIVIDED] * runs.recording.divides_loss
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):
         return runs.untold(
@@ -466,10 +475,10 @@ def _cannot_repeat(records: Records, replay: Record) -> str:
             f"in one process the module {name} has other results for the same inputs: its buffers "
             "or frozen weights may differ by rank or start, or its random numbers are not torch's"
         )
-    if _order_matters(records, replay):
+    if causes.draws_elsewhere(records) or _order_matters(records, replay):
         return (
-            "in one process the gradient depends on the order of the samples: the script pairs "
-            "samples, branches on one, or draws random numbers not by torch"
+            "in one process the script draws other random numbers (Python's or numpy's), or the "
+            "gradient depends on the order of the samples: it pairs samples, or branches on one"
         )
     return ""
 

@@ -145,8 +145,8 @@ def of_start(records: Records) -> Finding | None:
     first = records.ranks[0]
     for rank in records.ranks[1:]:
         pairs = [(first.before[n], rank.before[n]) for n in records.unsliced]
-        differ = [a.shape != b.shape or not bool((a == b).all()) for a, b in pairs]
-        if not any(differ):
+        differ = [tensors_differ(a, b, EQUAL) for a, b in pairs]
+        if first.every > 1 and not any(differ):  # elements that are not recorded
             differ = [first.start[n] != rank.start[n] for n in records.unsliced]
         if any(differ):
             other = [first.names[n] for n, d in zip(records.unsliced, differ, strict=True) if d]
@@ -316,25 +316,27 @@ def of_draws(records: Records, *, any_seed: bool = False) -> Finding | None:
                 return finding(
                     "equal_draws",
                     "the ranks draw the same random numbers for different samples",
-                    f"{len(draws)} draws of shape {tuple(draws[0].shape)} at {place} are equal on "
+                    f"{len(draws)} draws of shape {tuple(place[1])} at {place[0]} are equal on "
                     f"rank {a} and rank {b}, whose loaders gave them different batches",
                 )
     return None
 
 
-def _noise(record: Record, *, any_seed: bool) -> dict[str, list[Tensor]]:
+def _noise(record: Record, *, any_seed: bool) -> dict[tuple[str, torch.Size], list[Tensor]]:
     """Numbers that a rank draws for each row of its batches, by place, without dropout."""
-    places: dict[str, list[Tensor]] = {}
+    places: dict[tuple[str, torch.Size], list[Tensor]] = {}
     for draw in record.draws:
         following = record.forwards[draw.forward : draw.forward + 1] if draw.forward else []
         of_rows = any(draw.value.dim() and len(draw.value) == f.rows for f in following)
         if of_rows and (any_seed or draw.own_seed):
-            places.setdefault(draw.place.partition(" < ")[0], []).append(draw.value)
+            place = draw.place.partition(" < ")[0], draw.value.shape
+            places.setdefault(place, []).append(draw.value)
     for number, forward in enumerate(record.forwards if any_seed or record.own_seed else []):
         shapes = [(forward.rows, *shape) for shape in forward.shapes]
         for index, value in enumerate(record.forward_draws.get(number, [])):
             if tuple(value.shape) in shapes:  # noise for its inputs
-                places.setdefault(f"draw {index + 1} of {forward.module}", []).append(value)
+                place = f"draw {index + 1} of {forward.module}", value.shape
+                places.setdefault(place, []).append(value)
     return {place: values for place, values in places.items() if all(map(_is_noise, values))}
 
 
@@ -390,7 +392,7 @@ def of_scaler(records: Records) -> Finding | None:
 
 def of_accumulation(records: Records) -> Finding | None:
     """Gradients of micro-batches that are added instead of averaged, or divided twice."""
-    records = _accumulating(records)
+    of_ranks, records = records, _accumulating(records)
     micros, window = records.ranks[0].steps[0].micros, records.ranks[0].window
     factors, gradient_factor = loss_factors(micros), _gradient_factor(records)
     if not factors or gradient_factor is None:
@@ -414,7 +416,7 @@ def of_accumulation(records: Records) -> Finding | None:
             count=count,
             window=window,
         )
-    if not _accumulates(records.ranks[0]):
+    if not _accumulates(records.ranks[0], of_ranks.ranks[0]):
         return None
     rows = sum(f.rows for f in records.ranks[0].forwards if f.step == 0)
     if by_graph and micros[0].losses[0].options["sums"]:  # over columns, divided by as many?
@@ -433,7 +435,7 @@ def of_unknown_division(records: Records) -> str | None:
     first, one = records.ranks[0], _accumulating(records)
     micros = one.ranks[0].steps[0].micros
     factors = loss_factors(first.steps[0].micros)
-    if not _accumulates(first) or of_accumulation(records):
+    if not _accumulates(first, first) or of_accumulation(records):
         return None
     of_mean = bool(factors) and first.steps[0].micros[0].losses[0].reduction == "mean"
     if factors and not (of_mean and records.matched and not _constant(factors)):
@@ -446,13 +448,15 @@ def of_unknown_division(records: Records) -> str | None:
     )
 
 
-def _accumulates(record: Record) -> bool:
-    """True if the backward passes of the first step have other samples, and all the same loss."""
+def _accumulates(record: Record, rank: Record) -> bool:
+    """True if the backward passes of the first step have other samples, and all the same loss.
+
+    `rank` is the record of one of the ranks: passes with its full batch each see several views.
+    """
     micros = record.steps[0].micros
+    first = [f for f in record.forwards if f.step == 0]
     samples = [
-        Counter(
-            row for f in record.forwards if (f.step, f.micro) == (0, number) for row in f.samples
-        )
+        Counter(row for f in first if f.micro == number for row in f.samples)
         for number in range(len(micros))
     ]
     repeated = any(a == b for n, a in enumerate(samples) for b in samples[:n])
@@ -465,8 +469,11 @@ def _accumulates(record: Record) -> bool:
         return False
     by_graph = any(call.reduction == GRAPH for micro in micros for call in micro.losses)
     batches = [len(micro.loaders) for step in record.steps for micro in step.micros]
-    if (any(record.parts) or by_graph) and sum(batches) < len(batches):
-        return False  # losses of one batch and of what another model makes of it, as of a GAN
+    sizes = [loader.largest_batch or loader.batch_size or 0 for loader in rank.loaders]
+    rows = [f.rows for f in rank.forwards if f.step == 0]
+    views = 0 < max(sizes, default=0) <= min(rows, default=0)
+    if (any(record.parts) or by_graph or views) and sum(batches) < len(batches):
+        return False  # losses of one batch and of what is made of it, as by a GAN
     if by_graph and len(places) > 1:
         return False  # maybe two losses
     # Backward passes in different lines may be of several losses of one batch.
@@ -724,6 +731,32 @@ def of_factor(records: Records, *vectors: Vectors) -> Finding | None:
     return None
 
 
+def is_mean_of_rank(records: Records) -> bool:
+    """True if a rank's loss is the mean over its targets or rows, and one process's N times that.
+
+    The script divides a sum by a number of its own, such as the batch size of a rank.
+    """
+    if abs((_gradient_factor(records) or 0.0) - 1) > EXPLAINED:
+        return False
+    first = records.ranks[0]
+    rows = sum(f.rows for f in first.forwards if f.step == 0)
+    processes = [*records.ranks, records.one_process]
+    for with_losses in (processes, list(map(_of_means, processes))):
+        factors, counts = _sums_of_first_step(with_losses)
+        factors[-1] /= records.count
+        sizes = (1.0, counts[0] / max(rows, 1))
+        means = all(factors) and any(_constant([*factors, size]) for size in sizes)
+        if means and all(counts) and _constant(counts[:-1]) and rows > len(first.steps[0].micros):
+            return True
+    return False
+
+
+def _sums_of_first_step(processes: Sequence[Record]) -> tuple[list[float], list[float]]:
+    """Sums of each process's loss factors, 0 where unknown, and of its targets that count."""
+    of_step = [process.steps[0].micros for process in processes]
+    return [sum(loss_factors(m)) for m in of_step], [sum(counted_targets(m)) for m in of_step]
+
+
 def of_clipping(records: Records) -> Finding | None:
     """Clipping by the norm of a part of the gradient."""
     clips = [clip for rank in records.ranks for clip in rank.steps[0].last_clips[:1]]
@@ -890,6 +923,8 @@ def of_weighting(records: Records) -> Finding | None:
             f"averaging the micro-batches' gradients with weights {of_micros} gives the gradient "
             f"of one process, with other micro-batches; a step uses {1 / records.count:.4f} each",
         )
+    if _have_own_factors(records):
+        return None
     text, numbers = ", ".join(f"{s:.4f}" for s in shares), ", ".join(f"{n:g}" for n in counts)
     seen = f"; targets that count, by rank: {numbers}" if all(counts) else ""
     if abs(sum(shares) - 1) > EXPLAINED:
@@ -900,6 +935,12 @@ def of_weighting(records: Records) -> Finding | None:
         f"averaging the ranks' gradients with weights {text} gives the gradient of one process; "
         f"the ranks use {1 / records.count:.4f} each{seen}",
     )
+
+
+def _have_own_factors(records: Records) -> bool:
+    """True if ranks with equally many targets multiply their means by numbers of their own."""
+    factors, counts = _sums_of_first_step(records.ranks)
+    return all(factors) and all(counts) and _constant(counts) and not _constant(factors)
 
 
 def of_whole_batch(records: Records) -> Finding | None:
@@ -918,12 +959,36 @@ def of_whole_batch(records: Records) -> Finding | None:
     # The last rank shows models that differ by rank in parts that the optimizer does not train.
     if not (first and reduced_right and _has_own_gradient(records, records.count - 1)):
         return None
+    if _has_summed_term(records):
+        evidence = "one process that gets samples several times adds up a part of their loss"
+        return finding("averaged_sum", off, evidence, ranks=records.count)
     return finding(
         "whole_batch_loss",
         off,
         "one process that trains on one rank's samples alone has that rank's gradient, and these "
         "gradients are averaged, but no weighting of them gives that of all samples together",
     )
+
+
+def _has_summed_term(records: Records) -> bool:
+    """True if a rank's samples, N times, give one process's gradient; each time adds as much."""
+    count = records.count
+    more = [records.alone(*[0] * n) for n in (1, count, count + 1)]
+    several = [more[1], *(records.alone(*[rank] * count) for rank in range(1, count))]
+    if None in several or None in more:
+        return False
+    means = scaled(1 / count, _summed([[records.replayed(r)] for r in several]))
+    once, often, again = map(records.replayed, more)
+    next_one: Vectors = {n: often[n] + (often[n] - once[n]) / (count - 1) for n in once}
+    adds = reproduces(again, next_one, often, records.floor)
+    return adds and reproduces(records.expected, means, records.gradients(), records.floor)
+
+
+def draws_elsewhere(records: Records) -> bool:
+    """True if Python's or numpy's random numbers give the last rank's samples another gradient."""
+    off = relative(*aligned(records.gradients(), mean_of_ranks(records)))
+    seen = records.ranks[-1].draws_elsewhere and off <= records.reduction_tolerance
+    return seen and _has_own_gradient(records, records.count - 1) is False
 
 
 def _has_own_gradient(records: Records, rank: int) -> bool | None:
@@ -1121,19 +1186,15 @@ def estimate(records: Records, *, plain_mean: bool = False) -> Estimate:
     single = records.replay.steps[0].micros if records.replay is not None else []
     factors, of_one = [loss_factors(micros) for micros in ranks], loss_factors(single)
     counts = [counted_targets(micros) for micros in ranks]
-    factors_known = all(factors)
+    factors_known = all(factors) and not _have_own_factors(records)
     weighs = factors_known and all(map(all, counts)) and not plain_mean
     of_sums = _size_of_sums(ranks, single) if factors_known and of_one else None
-    per_target = of_sums is not None or (
+    of_targets = zip(of_one, counted_targets(single), strict=False)
+    per_target = of_sums is not None or (  # the loss is divided by the targets of a full step
         bool(of_one)
         and not _constant(of_one)
-        and _constant(
-            [
-                factor / (count or 1)
-                for factor, count in zip(of_one, counted_targets(single), strict=True)
-            ]
-        )
-    )  # the loss is divided by the targets of a full step
+        and _constant([factor / (count or 1) for factor, count in of_targets])
+    )
     micros_of_all = records.count * len(ranks[0])
     mean_factor = sum(map(sum, factors)) / micros_of_all if factors_known else 1.0
     expected: Vectors = {}
@@ -1216,17 +1277,12 @@ def weights_are_known(records: Records) -> bool:
     The sum of several means weighs ranks alike only if these have equally many targets of each.
     """
     ranks = [[micro.losses for micro in rank.steps[0].micros] for rank in records.ranks]
-    weights = [
-        [[call.weight for call in calls if call.reduction == "mean"] for calls in losses]
-        for losses in ranks
-    ]
-    return all(
-        calls and all(call.weight and call.reduction != "none" for call in calls)
-        for losses in ranks
-        for calls in losses
-    ) and (
-        weights[1:] == weights[:-1] or all(len(calls) == 1 for losses in ranks for calls in losses)
-    )
+    micros = [calls for losses in ranks for calls in losses]
+    weights = [[[c.weight for c in calls if c.reduction == "mean"] for calls in r] for r in ranks]
+    if not all(c.weight and c.reduction != "none" for calls in micros for c in calls):
+        return False
+    equal = weights[1:] == weights[:-1] or all(len(calls) == 1 for calls in micros)
+    return all(micros) and equal and not _have_own_factors(records)
 
 
 def with_own_means(records: Records) -> Records:
@@ -1400,15 +1456,14 @@ def of_micro_batches(records: Records) -> Finding | None:
     factors, counts = loss_factors(micros, by_hand=True), counted_targets(micros)
     calls = [call for micro in micros for call in micro.losses]
     unknown = any(call.couples or call.reduction not in REDUCTIONS for call in calls)
-    if not factors or not all(counts) or unknown or first.batch_norm or not _accumulates(first):
+    accumulates = _accumulates(first, of_ranks.ranks[0])
+    if not factors or not all(counts) or unknown or first.batch_norm or not accumulates:
         return None
     by_graph = any(call.reduction == GRAPH for call in calls)
     if by_graph and of_ranks.deviation > tolerance and of_weighting(of_ranks) is None:
         return None  # a sample's loss may depend on others
-    samples = [
-        sum(f.rows for f in first.forwards if (f.step, f.micro) == (0, number))
-        for number in range(len(micros))
-    ]
+    of_step = [f for f in first.forwards if f.step == 0]
+    samples = [sum(f.rows for f in of_step if f.micro == n) for n in range(len(micros))]
     equal, by_samples = (
         _constant([f / (n or 1) for f, n in zip(factors, numbers, strict=True)], EXACT)
         for numbers in ([1] * len(factors), samples)

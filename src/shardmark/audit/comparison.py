@@ -77,8 +77,8 @@ class Records:
     """True if the first step follows steps of other optimizers, which rounding has changed."""
     with_shares: Callable[[], Record | None] = lambda: None
     """Starts a replay whose batch norm takes the statistics of each rank's rows."""
-    alone: Callable[[int], Record | None] = lambda _: None
-    """Starts a replay of one rank's samples alone."""
+    alone: Callable[..., Record | None] = lambda *_: None
+    """Starts a replay of the samples of these ranks alone, each as often as it is named."""
 
     @property
     def one_process(self) -> Record:
@@ -240,7 +240,7 @@ class Records:
             return replace(record, before=before, steps=steps, forwards=forwards)
 
         later = self._changed(cut)  # replays of other data begin with the first step
-        return replace(later, after_updates=True, with_shares=lambda: None, alone=lambda _: None)
+        return replace(later, after_updates=True, with_shares=lambda: None, alone=lambda *_: None)
 
     def _changed(self, change: Callable[[Record], Record]) -> Records:
         replay, other = (r if r is None else change(r) for r in (self.replay, self.disturbed))

@@ -207,6 +207,13 @@ class ReplayObserver(Observer):
                 return replacement
         return None
 
+    def before_backward(self, tensors: Any, gradients: Any = None) -> None:
+        super().before_backward(tensors, gradients)
+        if self.plan.divides_loss and self._micro.loss is not None:
+            self._micro.loss /= (count := len(self._ranks))
+            for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
+                loss.register_hook(lambda gradient: gradient / count)
+
     def before_step(self, optimizer: Any) -> None:
         """Record the script's own learning rates, and let the optimizer use those of rank 0."""
         super().before_step(optimizer)

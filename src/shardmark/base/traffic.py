@@ -138,14 +138,11 @@ class RequiredTraffic:
 _REQUIRED_FRACTIONS: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: n - 1,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "all_to_all": lambda n: (n - 1) / n,
-    "broadcast": lambda n: (n - 1) / n,
-    "reduce": lambda n: (n - 1) / n,
-    "gather": lambda n: (n - 1) / n,
-    "scatter": lambda n: (n - 1) / n,
-    "send": lambda _: 1.0,
-    "receive": lambda _: 1.0,
+    **dict.fromkeys(
+        ("reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter"),
+        lambda n: (n - 1) / n,
+    ),
+    **dict.fromkeys(("send", "receive"), lambda _: 1.0),
     "barrier": lambda _: 0.0,
 }
 

@@ -183,7 +183,6 @@ def report_lines(report: AuditReport) -> list[str]:
         lines.append(f"  {check.name:{width}}  {word:7}  {value}{location}")
     lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  files: {report.writes}"] if report.writes else []
-    wrapped = ", ".join(report.frameworks)
-    steps = counted(report.steps, "step")
-    lines.append(f"  {counted(report.ranks, 'rank')} of {wrapped}, {steps}; {report.method}")
+    ranks = f"{counted(report.ranks, 'rank')} of {', '.join(report.frameworks)}"
+    lines.append(f"  {ranks}, {counted(report.steps, 'step')}; {report.method}")
     return lines

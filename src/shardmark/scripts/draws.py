@@ -121,7 +121,6 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place = user_place()
         if place is None:
             return result
-        name = func.overloadpacket.__name__
         if name == "native_dropout":
             return self._dropout(place, args, result)
         if "scaled_dot_product" in name or not isinstance(result, Tensor):

@@ -6,6 +6,7 @@ import atexit
 import gc
 import math
 import os
+import pickle
 import random
 import shutil
 import sys
@@ -96,6 +97,8 @@ class Observer:
     """True while the steps of an epoch are skipped: they are not recorded."""
     skipped_by_ranks: int | None = None
     """Number of windows that a replay skips."""
+    _generators = b""
+    """States of Python's and numpy's generators at the first forward pass."""
     loss_of_engine: Any = None
     """The loss that the script gives DeepSpeed's engine."""
     _depth_of_buffers = 0
@@ -189,6 +192,7 @@ class Observer:
         if all(module is not root for root in self._roots):
             if not self._roots:
                 self._choose_sampling(module)
+                self._generators = _generators()
             self._roots.append(module)
             names = (*self.record.frameworks, *frameworks_of(module))
             self.record.frameworks = list(dict.fromkeys(names))
@@ -776,6 +780,7 @@ class Observer:
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
         seed = torch.initial_seed()
         self.record.seed = None if seed == self._seed_at_start else seed
+        self.record.draws_elsewhere = self._generators != _generators()
         self.record.servers = sorted(SERVERS & sys.modules.keys())
         self.record.on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
@@ -859,6 +864,11 @@ class Observer:
         os._exit(0)
 
 
+def _generators() -> bytes:
+    numpy = sys.modules.get("numpy")
+    return pickle.dumps((random.getstate(), numpy and numpy.random.get_state()))
+
+
 def _local(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor."""
     value = tensor.detach()
@@ -926,8 +936,8 @@ def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
     sizes = ends[0].abs().double() if len(ends) == 1 else gradient * 0
     if sizes.dim() > 1 and not _weigh_alike(sizes):
         sizes = sizes.sum(-1)  # targets that are shares of classes
-    if not _weigh_alike(sizes):
-        return []
+    if not _weigh_alike(sizes) or sizes.numel() < 2:
+        return []  # one number may be a mean by itself, or the root of one
     chosen = sizes[sizes > 0]
     value = float((loss * gradient).sum() / chosen.sum())
     rows = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()

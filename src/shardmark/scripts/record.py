@@ -276,6 +276,8 @@ class Record:
     """Draws outside of forward passes."""
     own_seed: bool = False
     """True if the script seeded any draw after the initial weights."""
+    draws_elsewhere: bool = False
+    """True if it draws from Python's or numpy's generator after its first forward pass begins."""
     forward_draws: dict[int, list[Tensor]] = field(default_factory=dict)
     """Draws in each forward pass."""
     padded_left: bool = False

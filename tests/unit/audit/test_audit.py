@@ -317,6 +317,8 @@ def test_a_script_that_is_not_distributed(
 def test_ranks_that_start_with_other_weights_are_named() -> None:
     both = started(*updated(gradients=(1.0, 1.0), after=(0.9, 0.9)))
     assert causes.of_start(both) is None
+    both.ranks[1].before = [both.ranks[0].before[0] * (1 + 2e-7)]
+    assert causes.of_start(both) is None, "a rounding, as of weights that were moved and put back"
     both.ranks[1].before = [torch.full((2,), 2.0)]
     finding = present(causes.of_start(both))
     assert finding.name == "different_start"

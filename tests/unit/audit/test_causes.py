@@ -207,8 +207,9 @@ def matched(used: Tensor, single: Tensor, **facts: Any) -> Records:
 
 def named(records: Records, *, shares: Record | None = None, alone: Sequence[Record] = ()) -> str:
     """Name of the cause, with a replay of shares, and one of each rank's samples alone."""
-    by_rank = dict(enumerate(alone))
-    finding = causes.of_gradient(replace(records, with_shares=lambda: shares, alone=by_rank.get))
+    by_ranks = {(rank,): record for rank, record in enumerate(alone)}
+    replays: dict[str, Any] = {"with_shares": lambda: shares, "alone": lambda *r: by_ranks.get(r)}
+    finding = causes.of_gradient(replace(records, **replays))
     return "" if finding is None else finding.name
 
 
@@ -238,13 +239,13 @@ def test_models_that_are_clipped_one_by_one_have_gradients_before_that() -> None
 def test_what_batch_norm_leaves_of_a_deviation_is_named_beside_it() -> None:
     """Statistics of a rank's rows make a loss look like one of the full batch."""
     single, other = (torch.randn(40, generator=GENERATOR) for _ in range(2))
-    alone = dict(enumerate([record(0, OWN[0]), record(1, OWN[1])]))
+    alone = {(rank,): record(rank, own) for rank, own in enumerate(OWN)}
 
     def beside(of_shares: Tensor | None, *, unclear: bool = False) -> list[str]:
         """Names for ranks that use the mean, and a gradient of one process with their rows."""
         records = matched(MEAN, single, batch_norm={("", True, 0, 0): [(4, 0.0)]})
         shares = None if of_shares is None else record(0, of_shares)
-        records = replace(records, with_shares=lambda: shares, alone=alone.get)
+        records = replace(records, with_shares=lambda: shares, alone=lambda *r: alone.get(r))
         found = present(causes.of_gradient(records))
         assert found.name == "whole_batch_loss"
         cause, rest = causes.beside_batch_norm(records, found, unclear=unclear)
@@ -737,6 +738,14 @@ def test_equal_draws_are_noise_for_different_samples(facts: dict[str, Any], name
     assert (found is not None and found.name == "equal_draws") is named
     if facts.get("own_seed") is False:
         assert causes.of_draws(drawing(**facts), any_seed=True) is not None, "for a note"
+
+
+def test_a_line_may_draw_steps_and_noise() -> None:
+    records = drawing()
+    for rank in records.ranks:
+        steps = [replace(draw, value=torch.ones(4, dtype=torch.int64)) for draw in rank.draws]
+        rank.draws += steps
+    assert present(causes.of_draws(records)).name == "equal_draws"
 
 
 def windows(*steps: Sequence[tuple[float, float]], rows: Sequence[int], **options: Any) -> Records:

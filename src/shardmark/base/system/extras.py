@@ -6,25 +6,17 @@ import importlib.util
 
 from shardmark.base.errors import InputError
 
+SAME_NAMES = ("deepspeed", "mlflow", "ray", "tensorboard", "timm", "trackio", "wandb")
 EXTRAS = {
-    "deepspeed": "deepspeed",
-    "torchvision": "vision",
-    "PIL": "vision",
+    **dict(zip(SAME_NAMES, SAME_NAMES, strict=True)),
+    **dict.fromkeys(("torchvision", "PIL"), "vision"),
+    **dict.fromkeys(("transformers", "tokenizers", "safetensors"), "language"),
     "faster_coco_eval": "detection",
-    "transformers": "language",
-    "tokenizers": "language",
     "peft": "lora",
     "diffusers": "diffusion",
-    "safetensors": "language",
     "pyarrow": "parquet",
-    "timm": "timm",
     "pandas": "tables",
     "vl_convert": "figures",
-    "mlflow": "mlflow",
-    "tensorboard": "tensorboard",
-    "trackio": "trackio",
-    "wandb": "wandb",
-    "ray": "ray",
 }
 """The extra of each optional module."""
 

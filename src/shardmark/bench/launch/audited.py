@@ -23,11 +23,8 @@ ONE_MACHINE = "the audit runs on one machine"
 
 def first_command(plan: TrialPlan) -> str:
     """Return the command that the other variants of a script are compared with."""
-    commands = {
-        trial.strategy.name: trial.script.command
-        for trial in plan.trials
-        if trial.script is not None
-    }
+    scripts = ((trial.strategy.name, trial.script) for trial in plan.trials)
+    commands = {name: script.command for name, script in scripts if script is not None}
     return commands[plan.strategies[0]] if commands else ""
 
 
@@ -40,16 +37,15 @@ def audit_cells(
     """
     for number, cell in enumerate(cells, start=1):
         assert cell.script is not None
+        place = f"[{number}/{len(cells)}] {cell.title}"
         reports: list[AuditReport | str] = []
         if cell.nodes > 1:
             reports = [ONE_MACHINE]
         elif cell.world_size > 1 and not cell.script.interventions:
-            listener.doing(f"auditing [{number}/{len(cells)}] {cell.title}")
+            listener.doing(f"auditing {place}")
             reports = [_audited(cell)]
         if cell.nodes == 1 and cell.script.command != first:
-            listener.doing(
-                f"comparing with {shown_command(first)} [{number}/{len(cells)}] {cell.title}"
-            )
+            listener.doing(f"comparing with {shown_command(first)} {place}")
             reports.append(_audited(cell, first))
         answers = [None if isinstance(report, str) else report.same for report in reports]
         same = False if False in answers else None if None in answers else True
@@ -77,22 +73,19 @@ def _audited(cell: Trial, first: str = "") -> AuditReport | str:
     assert cell.script is not None
     if re.search(r"\bcompile\b", cell.script.interventions):
         return "the audit runs without torch.compile"
-    longest_seconds = min(LONGEST_SECONDS, cell.limits.trial_seconds)
+    reference, revision = cell.script.model_copy(update={"command": first}), cell.script.revision
     try:
         against = None
         if first:
-            reference = cell.script.model_copy(update={"command": first})
-            against = Against(
-                command=reference.parsed(), ranks=cell.world_size, revision=reference.revision
-            )
+            against = Against(command=reference.parsed(), ranks=cell.world_size, revision=revision)
         return audit_script(
             cell.script.parsed(),
             ranks=cell.world_size,
             accept=cell.measure.accepted,
-            longest_seconds=longest_seconds,
+            longest_seconds=min(LONGEST_SECONDS, cell.limits.trial_seconds),
             writes_are_fine=cell.script.writes_are_fine,
             against=against,
-            revision=cell.script.revision,
+            revision=revision,
             interventions=cell.script.interventions,
         )
     except InputError as error:

@@ -77,11 +77,7 @@ DETECTORS: dict[str, str] = {
 """Description of each detector in one line, with its parameters for COCO's 91 outputs."""
 
 _WORKLOAD_KEYS = (
-    "weights",
-    "weights_backbone",
-    "trainable_backbone_layers",
-    "min_size",
-    "max_size",
+    *("weights", "weights_backbone", "trainable_backbone_layers", "min_size", "max_size"),
 )
 """Arguments of torchvision's detectors that are options of the workload."""
 

@@ -73,13 +73,8 @@ PLUGINS = "shardmark.strategies"
 """Group of the entry points by which other packages register data classes of strategies."""
 
 SHARED_OPTIONS = (
-    "precision",
-    "weights",
-    "activation_checkpointing",
-    "gradient_accumulation",
-    "cpu_offload",
-    "compile",
-    "channels_last",
+    *("precision", "weights", "activation_checkpointing", "gradient_accumulation"),
+    *("cpu_offload", "compile", "channels_last"),
 )
 """Keys of the recipe that an entry of `matrix.strategy` may override."""
 

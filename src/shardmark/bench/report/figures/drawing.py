@@ -116,21 +116,15 @@ MARKERS = {
 _COLOURS = ("#0072b2", "#d55e00", "#00a37a", "#cf66ae", "#b58900", "#7350d6", "#4d8b00", "#bc3f4c")
 _GREY = "#808080"
 _PARTS = {
-    "parameters": _COLOURS[0],
-    "gradients": _COLOURS[1],
-    "optimizer state": _COLOURS[2],
-    "activations and other": _GREY,
-    "computing": _COLOURS[0],
-    "update": _COLOURS[2],
-    "input": _COLOURS[4],
-    "communication": _COLOURS[1],
-    "late rank": _COLOURS[5],
-    "pipeline": _COLOURS[6],
-    "slow steps": _GREY,
-    "evaluation": _GREY,
-    "checkpoint": _COLOURS[7],
-    "logging": _COLOURS[6],
+    **dict.fromkeys(("parameters", "computing"), _COLOURS[0]),
+    **dict.fromkeys(("gradients", "communication"), _COLOURS[1]),
+    **dict.fromkeys(("optimizer state", "update"), _COLOURS[2]),
     "own code": _COLOURS[3],
+    "input": _COLOURS[4],
+    "late rank": _COLOURS[5],
+    **dict.fromkeys(("pipeline", "logging"), _COLOURS[6]),
+    "checkpoint": _COLOURS[7],
+    **dict.fromkeys(("activations and other", "slow steps", "evaluation"), _GREY),
 }
 """Colour of each part of a rank's memory or of a step."""
 

@@ -14,33 +14,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardmark.base.results.schema import CollectiveRecord, Phase
 from shardmark.ranks.measure.memory.tensors import local
 
-# Operator -> (name of the kind, position of its input among the operator's arguments).
 KINDS: dict[str, tuple[str, int]] = {
-    "allreduce_": ("all_reduce", 0),
-    "allreduce_coalesced_": ("all_reduce", 0),
-    "_allgather_base_": ("all_gather", 1),
-    "allgather_": ("all_gather", 1),
-    "allgather_into_tensor_coalesced_": ("all_gather", 1),
-    "_reduce_scatter_base_": ("reduce_scatter", 1),
-    "reduce_scatter_": ("reduce_scatter", 1),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
-    "broadcast_": ("broadcast", 0),
-    "reduce_": ("reduce", 0),
-    "gather_": ("gather", 1),
-    "scatter_": ("scatter", 1),
-    "alltoall_": ("all_to_all", 1),
-    "alltoall_base_": ("all_to_all", 1),
-    "send": ("send", 0),
-    "recv_": ("receive", 0),
-    "recv_any_source_": ("receive", 0),
-    "barrier": ("barrier", 0),
-    # Functional collectives, which DTensor calls.
-    "all_reduce": ("all_reduce", 0),
-    "all_gather_into_tensor": ("all_gather", 0),
-    "reduce_scatter_tensor": ("reduce_scatter", 0),
-    "all_to_all_single": ("all_to_all", 0),
-    "shard_dim_alltoall": ("all_to_all", 0),
-}
+    operator: (kind, position)
+    for kind, position, operators in (
+        ("all_reduce", 0, "allreduce_ allreduce_coalesced_ all_reduce"),
+        ("all_gather", 1, "_allgather_base_ allgather_ allgather_into_tensor_coalesced_"),
+        ("all_gather", 0, "all_gather_into_tensor"),
+        ("reduce_scatter", 1, "_reduce_scatter_base_ reduce_scatter_"),
+        ("reduce_scatter", 1, "reduce_scatter_tensor_coalesced_"),
+        ("reduce_scatter", 0, "reduce_scatter_tensor"),
+        ("broadcast", 0, "broadcast_"), ("reduce", 0, "reduce_"),
+        ("gather", 1, "gather_"), ("scatter", 1, "scatter_"),
+        ("all_to_all", 1, "alltoall_ alltoall_base_"),
+        ("all_to_all", 0, "all_to_all_single shard_dim_alltoall"),
+        ("send", 0, "send"), ("receive", 0, "recv_ recv_any_source_"), ("barrier", 0, "barrier"),
+    )
+    for operator in operators.split()
+}  # fmt: skip
+"""Kind of each operator, and the position of its input among its arguments."""
 FUNCTIONAL = ("_c10d_functional", "_dtensor")
 _PHASES: dict[str, Phase] = {"forward": "forward", "backward": "backward", "optimizer": "update"}
 """Span of a step -> its phase."""

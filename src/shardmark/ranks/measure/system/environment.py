@@ -33,19 +33,8 @@ from shardmark.ranks.measure.system.gpus import (
 )
 
 PACKAGES = (
-    "torch",
-    "torchvision",
-    "deepspeed",
-    "triton",
-    "numpy",
-    "scipy",
-    "pandas",
-    "pydantic",
-    "psutil",
-    "nvidia-ml-py",
-    "timm",
-    "faster-coco-eval",
-    "transformers",
+    *("torch", "torchvision", "deepspeed", "triton", "numpy", "scipy", "pandas", "pydantic"),
+    *("psutil", "nvidia-ml-py", "timm", "faster-coco-eval", "transformers"),
 )
 """Packages whose version can change what is measured."""
 
