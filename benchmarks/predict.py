@@ -72,6 +72,8 @@ FITTED = (
 FITTED_BY_BASIS: Mapping[Basis, Sequence[str]] = {
     **{"images": FITTED, "eager": ("language",), "fused": ("language",)}
 }
+SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 1.0)
+"""Powers of another model's factor that each publisher's rows are tried with."""
 OTHER_MODELS = 4
 """Other models of a source that a run is predicted from."""
 STEP, MOST = 0.1, 0.5
@@ -127,7 +129,7 @@ def planned(case: Case, constants: Constants) -> Step:
     return planner.step(case.profile, case.ranks, case.nodes)
 
 
-def scored(pair: Pair, distribution: float | None = None) -> Score:
+def scored(pair: Pair, distribution: float | None = None, shared: float = SHARED) -> Score:
     """The score of a pair; raises `InputError` if the anchor cannot calibrate the prediction."""
     anchor, target = pair.anchor, pair.target
     shipped = CONSTANTS[target.stack]
@@ -138,7 +140,7 @@ def scored(pair: Pair, distribution: float | None = None) -> Score:
         planned(anchor, shipped), anchor.seconds, micro_batch, constants, Factors()
     )
     if pair.kind == "another model":
-        factors = Factors(compute=factors.compute**SHARED)
+        factors = Factors(compute=factors.compute**shared)
     seconds = planned(target, shipped).time(constants, factors).seconds
     naive = anchor.samples_per_second / target.samples_per_second
     if pair.kind == "another card":
@@ -231,6 +233,28 @@ def left_out(pairs: Sequence[Pair], grid: Sequence[float]) -> list[Score]:
         best = by_point[others.index(min(others))]
         scores_left_out += [score for pair, score in best.items() if pair.source == source]
     return scores_left_out
+
+
+def shares_of(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Pairs within 1.3 by power of another model's factor, and the power that others choose.
+
+    For each publisher it is the one with the least mean error of the others, each weighing alike.
+    """
+    within: dict[str, float] = {}
+    errors: dict[str, list[float]] = defaultdict(list)
+    for share in SHARES:
+        by_owner: dict[str, list[float]] = defaultdict(list)
+        for pair in pairs:
+            with suppress(InputError):
+                by_owner[_owner(pair.target)].append(abs(scored(pair, shared=share).residual))
+        within[f"{share:g}"] = fmean(r <= log(WITHIN) for of in by_owner.values() for r in of)
+        for owner, of in by_owner.items():
+            errors[owner].append(fmean(min(MOST, r) for r in of))
+    chosen = {
+        owner: SHARES[int(np.argmin(np.mean([e for o, e in errors.items() if o != owner], 0)))]
+        for owner in (errors if len(errors) > 1 else ())
+    }
+    return {"within": within, "chosen": chosen}
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +461,7 @@ def measured(cases: Sequence[Case], *, held_out: bool) -> dict[str, Any]:
             numbers.setdefault("fitted", {}).setdefault(basis, {})[name] = [*ends, *rows[name]]
     chosen = {"scale-out": scores, "another card": cards, "another model": models}
     numbers |= {name: numbers_of(of) for name, of in chosen.items() if of}
+    numbers["shares"] = shares_of([score.pair for score in models])
     numbers["alone"] = {
         name: alone_numbers(of)
         for name, belongs in GROUPS.items()
