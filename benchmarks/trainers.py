@@ -5,7 +5,8 @@
 A cell is a script of `benchmarks/trainers`, a kind of data parallelism and a habit.  Its row is
 stored as soon as its audit ends; the next command skips it, unless a library has another version.
 A cell that audit calls wrong is run again without hooks, by `trainers/confirm.py`, and only what
-that shows, too, is called wrong in the table.
+that shows, too, is called wrong in the table.  The ranks are forked from a process that has
+imported the libraries, as those of the zoo's tests: a cell takes seconds in place of a minute.
 
 Libraries that are not installed, or other versions of them, come from a folder, which every process
 imports from first; the scripts stay the same.  Its name is `site-packages`: dill, which `datasets`
@@ -24,16 +25,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from importlib.metadata import distributions
 from pathlib import Path
+from runpy import run_path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -41,8 +43,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import RESULTS, ROOT, Table, json_lines, surroundings, surroundings_line
+from tests.zoo import forked
 
+from shardmark.audit.script import audit_script
+from shardmark.base.errors import InputError
 from shardmark.base.evidence.accepted import ACCEPTABLE
+from shardmark.scripts.command import parse_command
+from shardmark.scripts.start import TRACKERS_OFF
 
 SCRIPTS_FOLDER = ROOT / "benchmarks" / "trainers"
 PARALLEL = ("ddp", "zero2", "fsdp2", "zero3", "zero1")
@@ -52,8 +59,14 @@ HABITS = (
 )
 """The habits in the order in which they are audited; `epoch` needs `--until-epoch`."""
 STACK = ("torch", "transformers", "accelerate", "deepspeed", "peft")
+IMPORTED = (
+    "transformers.trainer accelerate lightning deepspeed peft datasets trl sentence_transformers "
+    "ignite.engine speechbrain"
+)
 HEADING = "\n## Matrix\n"
-LIMIT_SECONDS = 900
+LIMIT_SECONDS = 300
+CONFIRM = run_path(str(SCRIPTS_FOLDER / "confirm.py"))
+"""Without `GRADIENTS` it only defines functions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,62 +167,57 @@ def versions_of(packages: Sequence[str]) -> dict[str, str]:
 
 
 def audited(cell: Cell) -> dict[str, Any]:
-    """Audit a cell in a process of its own, and confirm what is called wrong."""
-    script = str(SCRIPTS_FOLDER / f"{cell.script.name}.py")
-    options = ["--format", "json", "--ranks", "2", "--timeout", str(LIMIT_SECONDS / 3)]
-    if "epoch" in cell.habit:
-        options.append("--until-epoch")
+    """Audit a cell, and confirm what is called wrong."""
+    script = f"{cell.script.name}.py"
     start = time.monotonic()
-    command = [sys.executable, "-m", "shardmark", "audit", *options, "--", script, *cell.words]
-    result = run(command)
-    row = answer_of(result) | {"seconds": round(time.monotonic() - start)}
+    row = answer_of([str(SCRIPTS_FOLDER / script), *cell.words], "epoch" in cell.habit)
+    row["seconds"] = round(time.monotonic() - start)
     if row["same"] is False:
-        confirmation = run(
-            [
-                sys.executable,
-                str(SCRIPTS_FOLDER / "confirm.py"),
-                f"{cell.script.name}.py",
-                *cell.words,
-            ]
-        )
-        lines = confirmation.stdout.splitlines() or confirmation.stderr.splitlines()[-1:]
-        row["without_hooks"] = lines
-        row["confirmed"] = bool(confirmation.stdout) and confirmation.returncode == 1
+        try:
+            differs, row["without_hooks"] = CONFIRM["confirm"]([script, *cell.words], without_hooks)
+        except (OSError, RuntimeError) as error:  # no step was taken
+            differs, row["without_hooks"] = None, [without_path(str(error))]
+        row["confirmed"] = differs is True
     return row
 
 
-def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command; one that exceeds the limit has exit code 124 and no output."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+def answer_of(words: Sequence[str], until_epoch: bool) -> dict[str, Any]:
+    """Audit the words; return the facts of its answer, or its error."""
     try:
-        stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"no end within {LIMIT_SECONDS} s")
-    finally:  # after Ctrl-C, too
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    texts = (text.replace(f"{ROOT}/", "") for text in (stdout, stderr))  # results name no machine
-    return subprocess.CompletedProcess(command, process.returncode, *texts)
-
-
-def answer_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """Facts of an audit's JSON, or the last line of its error."""
-    if not result.stdout.startswith("{"):
-        error = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
-        return {"same": None, "answer": error, "findings": [], "largest": None, "method": None}
-    (report,) = json.loads(result.stdout)["audits"]
-    deviations = [c["found"] for c in report["checks"] if isinstance(c["found"], float)]
+        report = audit_script(
+            parse_command(words),
+            ranks=2,
+            until_epoch=until_epoch,
+            longest_seconds=LIMIT_SECONDS,
+            start=forked.start_forked,
+        )
+    except InputError as error:
+        answer = without_path(str(error).splitlines()[-1])
+        return {"same": None, "answer": answer, "findings": [], "largest": None, "method": None}
+    deviations = [check.found for check in report.checks if isinstance(check.found, float)]
     return {
-        "same": report["same"],
-        "answer": report["answer"],
-        "findings": [{k: f[k] for k in ("name", "deviation")} for f in report["findings"]],
-        "evidence": [finding["evidence"] for finding in report["findings"][:1]],
+        "same": report.same,
+        "answer": report.answer,
+        "findings": [{"name": f.name, "deviation": f.deviation} for f in report.findings],
+        "evidence": [finding.evidence for finding in report.findings[:1]],
         "largest": max(deviations, default=None),
-        "method": report["method"],
-        "frameworks": report["frameworks"],
-        "notes": report["notes"],
+        "method": report.method,
+        "frameworks": report.frameworks,
+        "notes": report.notes,
     }
+
+
+def without_hooks(ranks: int, words: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Run the words on forked ranks, as `confirm.py` does by torchrun."""
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "log.txt"
+        code = forked.ForkedScript(words, ranks, variables, log, hooked=False).wait(LIMIT_SECONDS)
+        if code != 0:
+            raise RuntimeError((log.read_text().splitlines() or [f"exit code {code}"])[-1])
+
+
+def without_path(text: str) -> str:
+    return text.replace(f"{ROOT}/", "")  # results name no machine
 
 
 def short(row: Mapping[str, Any]) -> str:
@@ -278,12 +286,17 @@ def main() -> None:
     page = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-trainers.md"
     parser.add_argument("--out", type=Path, default=page, help="page; its rows are beside it")
     options = parser.parse_args()
+    if options.path:  # forked ranks import as this process does
+        sys.path.insert(0, str(options.path.resolve()))
     folders = [options.path and str(options.path.resolve()), str(ROOT / "src")]
     folders.append(os.environ.get("PYTHONPATH"))
     os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "HF_HUB_OFFLINE": "1"}
+    os.environ |= {**TRACKERS_OFF, "TORCHDYNAMO_DISABLE": "1", forked.FRAMEWORKS_VARIABLE: IMPORTED}
     around, store = surroundings(), options.out.with_suffix(".jsonl")
     stored = {row["cell"]: row for row in json_lines(store)}
-    try:
+    with TemporaryDirectory() as temporary, ExitStack() as stack:
+        os.environ["TMPDIR"] = temporary  # of the scripts' files
+        stack.callback(lambda: write(options.out, stored, around))  # after Ctrl-C, too
         for cell in cells([*filter(None, options.only.split(","))], options.cells):
             versions = versions_of(cell.script.packages)
             if cell.parallel in cell.script.missing:
@@ -296,9 +309,7 @@ def main() -> None:
                 write(options.out, stored, around)
             row = stored[cell.name]
             print(f"{cell.name}: {short(row)}, {row['seconds']} s: {row['answer']}", flush=True)
-    finally:  # after Ctrl-C, too
-        write(options.out, stored, around)
-        print(f"stored as {store} and {options.out.name}")
+    print(f"stored as {store} and {options.out.name}")
 
 
 if __name__ == "__main__":

@@ -58,50 +58,59 @@ def note_gradients(file: str) -> None:
     register_optimizer_step_post_hook(note)
 
 
-def gradients_of(ranks: int, words: list[str], *options: str):
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "gradients.pt"
-        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        environment = {**os.environ, "GRADIENTS": str(file)}
-        fixed = ["--learning-rate", "0", "--same-order"]
-        command = [sys.executable, *start, __file__, *words, *fixed, *options]
-        subprocess.run(command, env=environment, stdout=sys.stderr, check=True)
-        return torch.load(file)
+def start_ranks(ranks: int, words: list[str], variables: dict[str, str]) -> None:
+    """Start the words on a number of ranks by torchrun, and wait."""
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *start, *words]
+    subprocess.run(command, env=os.environ | variables, stdout=sys.stderr, check=True)
 
 
-def compare(words: list[str], place: str) -> bool:
-    """Print the gradients of each step; True if they differ."""
-    two = gradients_of(2, words)
-    others = {"one process": gradients_of(1, words, "--micro-batch", "4")}
+def compare(words: list[str], place: str, lines: list[str], start) -> bool:
+    """Add a line for each step; True if its gradients differ, None if the first has other rows."""
+
+    def gradients_of(ranks: int, *options: str):
+        with TemporaryDirectory() as folder:
+            file = str(Path(folder) / "gradients.pt")
+            fixed = ["--learning-rate", "0", "--same-order"]
+            start(ranks, [__file__, *words, *fixed, *options], {"GRADIENTS": file})
+            return torch.load(file)
+
+    two = gradients_of(2)
+    others = {"one process": gradients_of(1, "--micro-batch", "4")}
     if {"accumulation", "epoch"} & {*" ".join(words).replace(",", " ").split()}:
-        options = ["--micro-batch", "16", "--accumulation", "1"]
-        others["one pass"] = gradients_of(1, words, *options)
+        others["one pass"] = gradients_of(1, "--micro-batch", "16", "--accumulation", "1")
     differs = False
     steps = min(len(norms) for _, norms, _ in (two, *others.values()))
     for step, norm in enumerate(two[1][:steps]):
         line = f"step {step + 1}: gradient norm{place} {norm:.6g} of two processes"
         for name, (gradients, norms, rows) in others.items():
             if rows[step] != two[2][step]:
-                print(f"step {step + 1}: {name} has other rows than two processes")
-                if step == 0:
-                    raise SystemExit(2)
-                return differs
+                lines.append(f"step {step + 1}: {name} has other rows than two processes")
+                return None if step == 0 else differs
             off = abs(norm / norms[step] - 1) if norms[step] else float(norm > 0)
             if gradients[step].shape == two[0][step].shape and norms[step]:
                 off = ((two[0][step] - gradients[step]).norm() / norms[step]).item()
             differs |= off > 1e-3
             line += f"; {norms[step]:.6g} of {name}, off by {100 * off:.2g} %"
-        print(line)
+        lines.append(line)
     return differs
 
 
-def main() -> None:
-    words = sys.argv[1:]
+def confirm(words: list[str], start=start_ranks):
+    """Whether gradients differ, None where the first step has other rows, and lines about them."""
+    lines: list[str] = []
     unclipped = ["plain" if word == "clip" else word for word in words]
-    differs = compare(unclipped, " before the clip" if "clip" in words else "")
-    if "clip" in words:
-        differs |= compare(words, " after the clip")
-    raise SystemExit(int(differs))
+    differs = compare(unclipped, " before the clip" if "clip" in words else "", lines, start)
+    if "clip" in words and differs is not None:
+        clipped = compare(words, " after the clip", lines, start)
+        differs = None if clipped is None else differs or clipped
+    return differs, lines
+
+
+def main() -> None:
+    differs, lines = confirm(sys.argv[1:])
+    print(*lines, sep="\n")
+    raise SystemExit(2 if differs is None else int(differs))
 
 
 if "GRADIENTS" in os.environ:

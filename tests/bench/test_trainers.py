@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from shardmark.base.errors import InputError
+from shardmark.scripts.command import ScriptCommand
+from tests import ROOT
+
 # The folder of the scripts has the name of the command, which mypy takes for it.
 trainers: Any = import_module("benchmarks.trainers")
-REPORT = {
-    "same": False,
-    "answer": "2 ranks do not train what one process trains: the gradient is 2 times too large",
-    "findings": [{"name": "summed", "deviation": "2 times too large", "evidence": "2.0"}],
-    "checks": [
-        {"name": "weights", "found": 1e-7},
-        {"name": "gradient", "found": 1.0},
-        {"name": "learning rate", "found": "0.001"},
-    ],
-    "method": "replay",
-    "frameworks": ["DDP"],
-    "notes": [],
-}
+FINDING = SimpleNamespace(name="summed", deviation="2 times too large", evidence="2.0")
+REPORT = SimpleNamespace(
+    same=False,
+    answer="2 ranks do not train what one process trains: the gradient is 2 times too large",
+    findings=[FINDING],
+    checks=[SimpleNamespace(found=found) for found in (1e-7, 1.0, "0.001")],
+    method="replay",
+    frameworks=["DDP"],
+    notes=[],
+)
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Commands that the benchmark starts; none of them runs."""
+    """Words that the benchmark audits and confirms; none of them runs."""
     commands: list[list[str]] = []
 
-    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        if "audit" in command:
-            document = json.dumps({"audits": [REPORT]})
-            return subprocess.CompletedProcess(command, 1, document, "")
-        return subprocess.CompletedProcess(command, 1, "step 1: 2 and 1\n", "")
+    def audit(command: ScriptCommand, *, until_epoch: bool, **_: Any) -> SimpleNamespace:
+        commands.append([*command.script, *["--until-epoch"] * until_epoch])
+        return REPORT
 
-    monkeypatch.setattr(trainers, "run", run)
+    def confirm(words: list[str], _: Any) -> tuple[bool, list[str]]:
+        commands.append(words)
+        return True, ["step 1: 2 and 1"]
+
+    monkeypatch.setattr(trainers, "audit_script", audit)
+    monkeypatch.setitem(trainers.CONFIRM, "confirm", confirm)
     monkeypatch.setattr(trainers, "surroundings", lambda: None)
     monkeypatch.setattr(trainers, "surroundings_line", lambda _: "a machine")
     return commands
 
 
 def measure(monkeypatch: pytest.MonkeyPatch, page: Path, *cells: str) -> None:
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"PYTHONPATH": ""})
     monkeypatch.setattr(sys, "argv", ["", "--out", str(page), "--cells", *cells])
     trainers.main()
 
@@ -61,8 +63,8 @@ def test_a_finished_cell_is_not_audited_again(
     for _ in range(2):
         measure(monkeypatch, page, "trl_sft:ddp:clip")
     audit, confirmation = started
-    assert audit[-5:] == [audit[-5], "--parallel", "ddp", "--habit", "clip"]
-    assert [Path(audit[-5]).name, confirmation[2]] == ["trl_sft.py"] * 2
+    assert [Path(audit[0]).name, *audit[1:]] == confirmation
+    assert confirmation == ["trl_sft.py", "--parallel", "ddp", "--habit", "clip"]
     assert "by hand" in page.read_text()
     assert page.read_text().count("**`summed`**") == 1
     monkeypatch.setattr(trainers, "versions_of", lambda _: {"trl": "0"})
@@ -70,17 +72,35 @@ def test_a_finished_cell_is_not_audited_again(
     assert len(started) == 4
 
 
-def test_what_is_not_confirmed_is_not_called_wrong() -> None:
-    result = subprocess.CompletedProcess("", 1, json.dumps({"audits": [REPORT]}), "")
-    row: dict[str, Any] = trainers.answer_of(result)
+def test_what_is_not_confirmed_is_not_called_wrong(started: list[list[str]]) -> None:
+    row: dict[str, Any] = trainers.answer_of(["trl_sft.py"], until_epoch=False)
     assert row["largest"] == 1.0
     assert trainers.short(row | {"confirmed": False}) == "`summed`, not confirmed"
     assert trainers.short(row | {"confirmed": True}) == "**`summed`**"
+    assert len(started) == 1
 
 
-def test_an_error_is_the_reason_that_nothing_can_be_told() -> None:
-    row = trainers.answer_of(subprocess.CompletedProcess("", 2, "", "a\nit does not run\n"))
-    assert (trainers.short(row), row["answer"]) == ("?", "it does not run")
+def test_an_error_is_the_reason_that_nothing_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise InputError("command", str(ROOT / "train.py"), "mend that error first")
+
+    monkeypatch.setattr(trainers, "audit_script", fail)
+    row = trainers.answer_of(["trl_sft.py"], until_epoch=False)
+    assert trainers.short(row) == "?"
+    assert row["answer"] == "command: train.py; mend that error first"
+
+
+def test_a_failure_without_hooks_confirms_nothing(
+    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no step")
+
+    monkeypatch.setitem(trainers.CONFIRM, "confirm", fail)
+    (cell,) = trainers.cells(["accelerate"], ["*:ddp:plain"])
+    row = trainers.audited(cell)
+    assert (row["confirmed"], row["without_hooks"]) == (False, ["no step"])
+    assert len(started) == 1
 
 
 def test_the_epoch_is_audited_until_its_end(started: list[list[str]]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from shardmark.base.files.scratch import PLACES, PREFIX, lock_file, scratch_folder
 from shardmark.cli import main
-from shardmark.scripts.start import Protection, start_words
+from shardmark.scripts.start import WRITTEN_FILE, Protection, start_words
 from tests import ROOT
 from tests.programs import output_of
 from tests.waiting import wait_for
@@ -282,6 +282,10 @@ def write_in_a_start(working: Path, elsewhere: Path, first: str = "") -> None:
         protection = Protection(folder=str(folder), records=str(folder), upper=str(upper), owned=())
         start = start_words(["sh", "-c", program], os.environ, log, protection)
         assert start.wait(PATIENCE_SECONDS) == 0, log.read_text()
+        files = json.loads((folder / WRITTEN_FILE).read_text())["files"]
+    assert {str(working / "log.txt"), str(working / "new.txt")} <= {
+        *files
+    }  # layers in memory have some
     assert Path("log.txt").read_text() == (elsewhere / "file.txt").read_text() == "1\n"
     assert not Path("new.txt").exists()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import runpy
 import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from shardmark.scripts.command import ScriptCommand
@@ -26,14 +26,22 @@ FRAMEWORKS_VARIABLE = "SHARDMARK_ZOO_FRAMEWORKS"
 class ForkedScript(Started):
     """Ranks that run a script as torchrun starts them, without its launcher."""
 
-    def __init__(self, script: Sequence[str], ranks: int, plan: Plan, log: Path) -> None:
+    def __init__(
+        self,
+        script: Sequence[str],
+        ranks: int,
+        variables: Mapping[str, str],
+        log: Path,
+        *,
+        hooked: bool = True,
+    ) -> None:
         self.log = log
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._processes = []
         for rank in range(ranks):
-            variables = {
+            of_rank = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(ranks),
@@ -41,9 +49,11 @@ class ForkedScript(Started):
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
-                **plan.variables(),
+                **variables,
             }
-            process = CONTEXT.Process(target=run_rank, args=(list(script), variables, str(log)))
+            process = CONTEXT.Process(
+                target=run_rank, args=(list(script), of_rank, str(log), hooked)
+            )
             process.start()
             self._processes.append(process)
 
@@ -64,11 +74,11 @@ class ForkedScript(Started):
 
 def start_forked(command: ScriptCommand, ranks: int, plan: Plan, log: Path) -> Started:
     """Start a script's ranks, in place of `start_command`."""
-    return ForkedScript(command.script, ranks, plan, log)
+    return ForkedScript(command.script, ranks, plan.variables(), log)
 
 
-def run_rank(script: list[str], variables: Mapping[str, str], log: str) -> None:
-    """Run the script as `__main__` with the hooks of the audit."""
+def run_rank(script: list[str], variables: Mapping[str, str], log: str, hooked: bool) -> None:
+    """Run the script as `__main__`, with the hooks of the audit or without."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -78,10 +88,16 @@ def run_rank(script: list[str], variables: Mapping[str, str], log: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from shardmark.scripts.hooks import install
+    if hooked:
+        from shardmark.scripts.hooks import install
 
-    install()
+        install()
     sys.argv = script
     sys.path.insert(0, str(Path(script[0]).parent))
+    main = ModuleType("__main__")
+    main.__file__ = script[0]
+    sys.modules["__main__"] = main
+    if dill := sys.modules.get("dill._dill"):  # it was imported beside another `__main__`
+        vars(dill)["_main_module"] = main
     with contextlib.suppress(SystemExit):
-        runpy.run_path(script[0], run_name="__main__")
+        exec(compile(Path(script[0]).read_bytes(), script[0], "exec"), vars(main))

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,8 @@ LARGEST_COPY_BYTES = 2**24
 LAYERS = "layers"
 """File with the covered folders, a line each: line N was covered by the folder `N`."""
 MOST_WRITTEN = 1000
+MOST_IN_MEMORY = 200
+"""Layers in memory whose files are listed; the kernel sends 253 descriptors in a message."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,11 +44,12 @@ class IsolationError(Exception):
     """The kernel or a container does not allow a private view of the file systems."""
 
 
-def enter(upper: Path, writable: Sequence[Path]) -> None:
+def enter(upper: Path, writable: Sequence[Path]) -> dict[str, int]:
     """Give this process, and those it starts, a private view of the files.
 
     Writes go to `upper`, an empty folder; only those below the `writable` folders are real.  The
-    process must have a single thread.
+    process must have a single thread.  Returns descriptors of the layers in memory, which the view
+    alone has, by the folders that they cover.
     Raises `IsolationError`.
     """
     folder = Path.cwd()
@@ -54,10 +57,12 @@ def enter(upper: Path, writable: Sequence[Path]) -> None:
         mounts = _mounts()
         is_own_user = _unshare()
         _mount("none", "/", "", MS_REC | MS_PRIVATE)
-        _View(upper, folder, is_own_user=is_own_user).build(mounts, writable)
+        view = _View(upper, folder, is_own_user=is_own_user)
+        view.build(mounts, writable)
         os.chdir(folder)
     except OSError as error:
         raise IsolationError(str(error)) from error
+    return view.in_memory
 
 
 def check_out(revision: str) -> None:
@@ -67,15 +72,17 @@ def check_out(revision: str) -> None:
         subprocess.run(words, check=True)
 
 
-def written(upper: Path) -> list[Path]:
+def written(upper: Path, in_memory: Mapping[str, int]) -> list[Path]:
     """Return files that processes in the view wrote, at most `MOST_WRITTEN`, without caches."""
-    return list(islice(_written(upper), MOST_WRITTEN))
+    return list(islice(_written(upper, in_memory), MOST_WRITTEN))
 
 
-def _written(upper: Path) -> Iterator[Path]:
+def _written(upper: Path, in_memory: Mapping[str, int]) -> Iterator[Path]:
     with suppress(OSError):
         for number, place in enumerate((upper / LAYERS).read_text().splitlines()):
             files = upper / str(number) / "upper"
+            if place in in_memory:
+                files = Path(f"/proc/self/fd/{in_memory[place]}")
             for folder, folders, names in os.walk(files):
                 folders[:] = [name for name in folders if name != "__pycache__"]
                 for name in sorted(names):
@@ -147,6 +154,7 @@ class _View:
         self._is_own_user = is_own_user
         self._features = (",userxattr", "") if is_own_user else (",redirect_dir=on", "")
         self._covered: list[str] = []
+        self.in_memory: dict[str, int] = {}
         self._refused: dict[str, IsolationError] = {}
         """Folders that are read-only, as no overlay is allowed over them."""
 
@@ -220,6 +228,8 @@ class _View:
                 except IsolationError as refused:
                     error = refused
                 else:
+                    if memory and len(self.in_memory) < MOST_IN_MEMORY:
+                        self.in_memory[place] = os.open(layer / "upper", os.O_RDONLY)
                     return
         self._refused[place] = error
         self._bind_read_only(place)

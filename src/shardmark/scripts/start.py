@@ -14,6 +14,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -203,9 +204,11 @@ def _supervise(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     supervisor = os.getpid()
+    receiving, sending = socket.socketpair()
     child = os.fork()
     if child == 0:
-        _run_protected(supervisor, lifeline, protection, main)
+        _run_protected(supervisor, lifeline, sending, protection, main)
+    sending.close()
     descriptor = os.pidfd_open(child)
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -216,7 +219,9 @@ def _supervise(
     end_descendants()
     if protection.upper is not None:
         upper = Path(protection.upper)
-        files = [str(path) for path in isolation.written(upper)]
+        places, descriptors, *_ = socket.recv_fds(receiving, 2**16, isolation.MOST_IN_MEMORY)
+        in_memory = dict(zip(os.fsdecode(places).split("\0"), descriptors, strict=False))
+        files = [str(path) for path in isolation.written(upper, in_memory)]
         is_full = shutil.disk_usage(upper).free < FULL_BYTES
         remove_tree(upper)
         with suppress(OSError):
@@ -229,9 +234,13 @@ def _supervise(
 
 
 def _run_protected(
-    supervisor: int, lifeline: int, protection: Protection, main: Callable[[], None]
+    supervisor: int,
+    lifeline: int,
+    sending: socket.socket,
+    protection: Protection,
+    main: Callable[[], None],
 ) -> NoReturn:
-    """Enter the private view of the files, and run `main`."""
+    """Enter the private view of the files, send its layers in memory, and run `main`."""
     code = 1
     try:
         os.close(lifeline)
@@ -239,7 +248,11 @@ def _run_protected(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         if protection.upper is not None:
-            isolation.enter(Path(protection.upper), [Path(protection.folder)])
+            layers = isolation.enter(Path(protection.upper), [Path(protection.folder)])
+            socket.send_fds(sending, [os.fsencode("\0".join(layers))], [*layers.values()])
+            for descriptor in layers.values():
+                os.close(descriptor)
+        sending.close()
         isolation.check_out(protection.revision)
         code = _exit_code_of(main)
     except isolation.IsolationError as error:
