@@ -14,8 +14,8 @@ from transformers import (
 )
 
 set_seed(0)
+model = LlamaForSequenceClassification(language_settings())  # once ZeRO-3 is set, its init fails
 arguments = TrainingArguments(**training_arguments())
-model = LlamaForSequenceClassification(language_settings())
 if "adapter" in habits:
     model = get_peft_model(model, LoraConfig(task_type="SEQ_CLS", **LORA))
 trainer = Trainer(

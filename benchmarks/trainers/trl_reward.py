@@ -7,9 +7,10 @@ from transformers import set_seed
 from trl import RewardConfig, RewardTrainer
 
 set_seed(0)
+model = reward_model()  # once ZeRO-3 is set, its init fails
 arguments = RewardConfig(bf16=False, **training_arguments())
 trainer = RewardTrainer(
-    model=reward_model(),
+    model=model,
     args=arguments,
     train_dataset=Dataset.from_dict({"chosen": texts(1), "rejected": texts(2)}),
     processing_class=tokenizer,

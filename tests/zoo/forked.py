@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import socket
 import sys
@@ -17,6 +18,8 @@ from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.recording import Plan
 from shardmark.scripts.start import Started
 
+FAILED_SECONDS = 5.0
+"""Time for the other ranks to end after one has failed, as torchrun gives them."""
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.zoo.preload"])
 FRAMEWORKS_VARIABLE = "SHARDMARK_ZOO_FRAMEWORKS"
@@ -59,11 +62,15 @@ class ForkedScript(Started):
 
     def wait(self, seconds: float) -> int | None:
         until = time.monotonic() + seconds
-        for process in self._processes:
-            process.join(max(0.0, until - time.monotonic()))
+        while waiting := [process.sentinel for process in self._processes if process.is_alive()]:
+            if not multiprocessing.connection.wait(waiting, max(0.0, until - time.monotonic())):
+                break
+            if any(process.exitcode for process in self._processes):  # others may wait for it
+                until = min(until, time.monotonic() + FAILED_SECONDS)
         codes = [process.exitcode for process in self._processes]
         self.end()
-        return None if None in codes else max(map(abs, codes))
+        failed = [abs(code) for code in codes if code]
+        return max(failed, default=None if None in codes else 0)
 
     def end(self) -> None:
         for process in self._processes:
