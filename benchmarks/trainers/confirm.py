@@ -7,8 +7,8 @@ both in micro-batches of twice the size.  In one pass it gets all rows of a step
 accumulation.  Public hooks of torch read the gradients after each step of an optimizer, which
 Lightning computes inside of the step, and the first words of the rows that embeddings get.  Scripts
 that clip run without it, too, which shows the gradients before the clip.  The exit code is 1 if a
-gradient of two processes differs from one of the others by more than 0.01 %, and 2 if the first step
-has other rows: then nothing is compared.  The steps before other rows count.
+gradient of two processes differs from one of the others by more than 0.01 %, and 2 if the first
+step has other rows: then nothing is compared.  The steps before other rows count.
 """
 
 import os

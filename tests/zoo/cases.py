@@ -101,6 +101,7 @@ CASES = tuple(
         "deepspeed": {
             "deepspeed_accumulation": "accumulation_divided_twice",
             "deepspeed_token_means": "uneven_weights",
+            "deepspeed_short_window": "short_window",
         },
         "transformers": {"trainer_token_means": "uneven_weights"},
         "accelerate": {"accelerate_token_means": "uneven_weights"},

@@ -55,7 +55,9 @@ class EpochSkip:
         if computes or next(module.parameters(), None) is None:
             return original(module, *args, **kwargs)
         if is_a(module, "DeepSpeedEngine"):
-            self._refuse("--until-epoch cannot skip the steps of DeepSpeed's engine")
+            from shardmark.scripts.hooks import watch_deepspeed  # which imports this module
+
+            watch_deepspeed(self._observer, type(module))
         key = (id(module), *(tuple(leaf.shape) for leaf in leaves((args, kwargs))))
         if key not in self._outputs:
             # A pass without gradients would change what DDP does in its next one.
@@ -120,7 +122,8 @@ class EpochSkip:
 
     def _leave_weights(self, optimizer: Any) -> None:
         """Take gradients away that no model gives, such as those of a tensor of the script."""
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        groups = getattr(optimizer, "param_groups", ())  # DeepSpeed's engine has none
+        for parameter in (p for group in groups for p in group["params"]):
             parameter.grad = None
 
     def _note_step(self, _: Any) -> None:

@@ -150,18 +150,31 @@ def _watch_optimizers(observer: Observer) -> None:
 
 def watch_deepspeed(observer: Observer, engine: type) -> None:
     """DeepSpeed's optimizers hold flat slices: its engine is watched in their place."""
+    if observer.engine is engine:
+        return
+    observer.engine = engine
 
     def step(original: Any, deepspeed: Any, *args: Any, **kwargs: Any) -> Any:
         updates = deepspeed.is_gradient_accumulation_boundary()
         if updates:
             observer.before_step(deepspeed)
-        result = original(deepspeed, *args, **kwargs)
+        if observer.skips:  # its counters and rates go on
+            result = None
+            deepspeed.micro_steps += 1
+            deepspeed.global_steps += updates
+            if updates and deepspeed.lr_scheduler is not None:
+                deepspeed.lr_scheduler.step()
+        else:
+            result = original(deepspeed, *args, **kwargs)
         if updates:
             observer.after_step(deepspeed)
         return result
 
     def backward(original: Any, deepspeed: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         observer.loss_of_engine = loss
+        if observer.skips:
+            observer.after_backward()
+            return loss
         return original(deepspeed, loss, *args, **kwargs)
 
     replace(engine, "step", step)

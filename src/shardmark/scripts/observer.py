@@ -101,6 +101,8 @@ class Observer:
     """States of Python's and numpy's generators at the first forward pass."""
     loss_of_engine: Any = None
     """The loss that the script gives DeepSpeed's engine."""
+    engine: type | None = None
+    """The class of DeepSpeed's engine that is watched."""
     _depth_of_buffers = 0
     """Depth of the call for which the model's buffers were copied in this step."""
 
@@ -196,7 +198,7 @@ class Observer:
             self._roots.append(module)
             names = (*self.record.frameworks, *frameworks_of(module))
             self.record.frameworks = list(dict.fromkeys(names))
-            if is_a(module, "DeepSpeedEngine") and len(self._roots) == 1:
+            if is_a(module, "DeepSpeedEngine"):
                 hooks.watch_deepspeed(self, type(module))
             if self.plan.deterministic:
                 _without_dropout(module)
