@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -106,5 +105,4 @@ def run_rank(script: list[str], variables: Mapping[str, str], log: str, hooked: 
     sys.modules["__main__"] = main
     if dill := sys.modules.get("dill._dill"):  # it was imported beside another `__main__`
         vars(dill)["_main_module"] = main
-    with contextlib.suppress(SystemExit):
-        exec(compile(Path(script[0]).read_bytes(), script[0], "exec"), vars(main))
+    exec(compile(Path(script[0]).read_bytes(), script[0], "exec"), vars(main))
