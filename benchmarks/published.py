@@ -193,7 +193,7 @@ class Case:
 
     @property
     def stack(self) -> Stack:
-        return self.planner.stack
+        return self.planner.request.stack or "eager"
 
     @property
     def is_text(self) -> bool:

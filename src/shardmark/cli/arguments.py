@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,6 +47,11 @@ def causes_of(accept: str | None, *, strict: bool) -> list[str]:
     return [*dict.fromkeys([*([] if strict else USUAL), *words_of(accept)])]
 
 
+def folder_option(text: str) -> Any:
+    """Return an option that names a folder, with its description."""
+    return typer.Option(metavar="DIR", parser=path_of, help=text)
+
+
 class TextOrJson(StrEnum):
     """Output formats of a verb."""
 
@@ -74,6 +79,10 @@ EngineOption = Annotated[
         " sets its options.",
     ),
 ]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
+]
+FormatOption = Annotated[TextOrJson, typer.Option("--format", help="Format of the output.")]
 AcceptOption = Annotated[
     str | None,
     typer.Option(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from shardmark.base.text import say, say_text
-from shardmark.cli.arguments import ExperimentName, Overrides, TextOrJson, path_of
+from shardmark.cli.arguments import ExperimentName, Overrides, TextOrJson, folder_option
 
 GiB = 2**30
 
@@ -28,11 +28,9 @@ def batch(
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=path_of,
-            help="Folder of the trials; those that are in it are not repeated.  By default"
-            " runs/NAME-batch.",
+        folder_option(
+            "Folder of the trials; those that are in it are not repeated.  By default"
+            " runs/NAME-batch."
         ),
     ] = None,
     form: Annotated[

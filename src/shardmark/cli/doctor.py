@@ -15,7 +15,7 @@ import typer
 
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.base.text import counted, say, say_text
-from shardmark.cli.arguments import TextOrJson, path_of
+from shardmark.cli.arguments import FormatOption, TextOrJson, path_of
 
 if TYPE_CHECKING:
     from shardmark.base.machine import Machine
@@ -42,9 +42,7 @@ class Availability:
 
 def doctor(
     *,
-    form: Annotated[
-        TextOrJson, typer.Option("--format", help="Format of the output.")
-    ] = TextOrJson.TEXT,
+    form: FormatOption = TextOrJson.TEXT,
     network: Annotated[
         bool,
         typer.Option(

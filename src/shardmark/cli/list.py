@@ -11,7 +11,7 @@ import typer
 
 from shardmark.base.errors import InputError
 from shardmark.base.text import say, say_text
-from shardmark.cli.arguments import TextOrJson
+from shardmark.cli.arguments import FormatOption, TextOrJson
 
 SCHEMA = "schema"
 KINDS = {
@@ -30,9 +30,7 @@ def list_(
     kind: Annotated[
         str, typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; without it, these kinds.")
     ] = "",
-    form: Annotated[
-        TextOrJson, typer.Option("--format", help="Format of the output.")
-    ] = TextOrJson.TEXT,
+    form: FormatOption = TextOrJson.TEXT,
 ) -> None:
     """List the names of strategies, models, metrics and other kinds, one a line."""
     if kind == SCHEMA:

@@ -242,7 +242,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     """Return the question that the options of the command ask.  Raises `InputError`."""
     from shardmark.base.results.store import load_run
     from shardmark.predict.plan import parse_nodes
-    from shardmark.predict.request import PlanRequest, padding_of
+    from shardmark.predict.request import PlanRequest
 
     kinds = [word for name in ("on", "compare", "machines") for word in options[name] or ()]
     if not kinds:
@@ -258,6 +258,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
         raise InputError("--measured", "it is not given", "give it with the speed and machine")
     work = samples if tokens is None else tokens
     same = ("batch", "sequence_length", "precision", "adapter", "reference_model", "stack")
+    as_given = (*same, "padding", "mean_length", "measured", *measured)
     return PlanRequest(
         subject=options["model"],
         machines=tuple(kinds),
@@ -268,8 +269,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
         search=options["search"] or options["write"] is not None,
         work=None if work is None else parse_amount(work),
         work_unit="samples" if tokens is None else "tokens",
-        padding=padding_of(options["padding"], options["mean_length"]),
-        **{name: options[name] for name in (*same, "measured", *measured)},
+        **{name: options[name] for name in as_given},
     )
 
 

@@ -20,8 +20,9 @@ from shardmark.cli.arguments import (
     EngineOption,
     ExperimentName,
     Overrides,
+    QuietOption,
     TextOrJson,
-    path_of,
+    folder_option,
     with_engine,
 )
 
@@ -45,11 +46,9 @@ def run(
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=path_of,
-            help="Folder of the run; a run that is in it is continued.  By default runs/NAME, or"
-            " runs/NAME-2 and so on.",
+        folder_option(
+            "Folder of the run; a run that is in it is continued.  By default runs/NAME, or"
+            " runs/NAME-2 and so on."
         ),
     ] = None,
     dry_run: Annotated[
@@ -73,9 +72,7 @@ def run(
             help="Start no trial that would end later than this: 90s, 30m, 2h or 1h30m.",
         ),
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
-    ] = False,
+    quiet: QuietOption = False,
     engine: EngineOption = None,
     form: RunFormat = TextOrJson.TEXT,
 ) -> None:

@@ -17,12 +17,13 @@ from shardmark.cli.arguments import (
     AcceptOption,
     EngineOption,
     Overrides,
+    QuietOption,
     StrictOption,
     TextOrJson,
     WritesOption,
     causes_of,
+    folder_option,
     numbers_of_ranks,
-    path_of,
     with_engine,
     words_of,
 )
@@ -113,16 +114,12 @@ def time(
     engine: EngineOption = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=path_of,
-            help="Folder of the run; a run that is in it is continued.  By default runs/time-NAME.",
+        folder_option(
+            "Folder of the run; a run that is in it is continued.  By default runs/time-NAME."
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the trials; run none.")] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
-    ] = False,
+    quiet: QuietOption = False,
     form: RunFormat = TextOrJson.TEXT,
 ) -> None:
     """Measure training scripts as they are, and say which is fastest.

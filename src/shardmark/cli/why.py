@@ -13,7 +13,7 @@ import typer
 
 from shardmark.base.errors import InputError
 from shardmark.base.text import say, say_text
-from shardmark.cli.arguments import TextOrJson, numbers_of_ranks, path_of
+from shardmark.cli.arguments import TextOrJson, folder_option, numbers_of_ranks
 from shardmark.cli.run import resumable
 from shardmark.cli.time import measured_command
 
@@ -40,11 +40,7 @@ def explain_step(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            parser=path_of,
-            help="Folder of the run; a run that is in it is continued.  By default runs/why.",
-        ),
+        folder_option("Folder of the run; a run that is in it is continued.  By default runs/why."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
     form: Annotated[

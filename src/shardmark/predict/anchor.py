@@ -181,7 +181,8 @@ class Anchors:
 
     def matching(self, cell: Trial) -> list[Measured]:
         """Return what was measured in the cell's precision, of which 16-bit ones are one."""
-        return [m for m in self._measured if _is_16_bit(m.trial) == _is_16_bit(cell)]
+        is_fp32 = cell.recipe.precision == "fp32"
+        return [m for m in self._measured if (m.trial.recipe.precision == "fp32") == is_fp32]
 
     def _communication(
         self, measurements: Iterable[Measured], node: NodeType, factors: Factors
@@ -211,10 +212,6 @@ class Anchors:
 def _task(trial: Trial) -> dict[str, object]:
     """Options that decide the computation of a sample."""
     return trial.workload.model_dump(exclude=ELSEWHERE)
-
-
-def _is_16_bit(trial: Trial) -> bool:
-    return trial.recipe.precision != "fp32"
 
 
 def step_of(trial: Trial, models: Models, node: NodeType, constants: Constants) -> Step:

@@ -48,7 +48,7 @@ def plan(
     from shardmark.predict.model_name import is_experiment
     from shardmark.predict.models import Models
     from shardmark.predict.plan import make_plan, parse_nodes
-    from shardmark.predict.request import PlanRequest, padding_of
+    from shardmark.predict.request import PlanRequest
 
     counts = nodes if isinstance(nodes, str | int) else ",".join(map(str, nodes))
     prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()
@@ -62,7 +62,8 @@ def plan(
         prices_per_hour=tuple(prices),
         search=search,
         work=work,
-        padding=padding_of(padding, mean_length),
+        padding=padding,
+        mean_length=mean_length,
         reference_model=reference_model,
         stack=stack,
         measured=measured,

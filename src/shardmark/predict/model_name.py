@@ -10,15 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Optimizer
 from shardmark.experiment.experiment import Experiment
-from shardmark.experiment.load import Override, from_mapping, preset_names
+from shardmark.experiment.load import from_mapping, preset_names
 from shardmark.experiment.messages import nearest
-from shardmark.predict.hardware.catalogue import GiB
-from shardmark.predict.timing import Stack
+from shardmark.predict.hardware.catalogue import GiB, NodeType
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import options_class
 from shardmark.ranks.workloads.configurations import (
@@ -50,6 +49,9 @@ from shardmark.ranks.workloads.models import (
     user_definition,
 )
 from shardmark.ranks.workloads.options import Adapter
+
+if TYPE_CHECKING:
+    from shardmark.predict.request import PlanRequest
 
 DIFFUSERS_TASK = "shardmark.predict.tasks.diffusers_model:DiffusersModel"
 TRANSFORMERS_TASK = "shardmark.predict.tasks.transformers_model:TransformersModel"
@@ -115,32 +117,21 @@ class NamedModel:
 
 
 def experiment_of(
-    name: str,
-    *,
-    devices: int,
-    nodes: int,
-    precision: str,
-    least_devices: int | None = None,
-    batch: int | None = None,
-    sequence_length: int | None = None,
-    adapter: str | None = None,
-    reference_model: bool = False,
-    overrides: Sequence[str | Override] = (),
-    stack: Stack | None = None,
-    divides_layers: bool = False,
+    request: PlanRequest, machines: Sequence[tuple[NodeType, int]], precision: str
 ) -> tuple[Experiment, str]:
-    """Return an experiment with a model on so many devices, and what was assumed of it.
+    """Return an experiment with the model of a request, and what was assumed of it.
 
-    `least_devices` is the size of the smallest of several machines.  A loss in pieces is left out
-    if `divides_layers`.  Raises `InputError` for an unknown name.
+    Each of the machines has its number of nodes.  Raises `InputError` for an unknown model.
     """
+    name, adapter, sequence_length = str(request.subject), request.adapter, request.sequence_length
+    counts = [node.node.devices * nodes for node, nodes in machines]
+    devices, nodes = max(counts), max(nodes for _, nodes in machines)
     model = named_model(name, sequence_length)
     options = {**model.workload, **model.workload.get("options", {})}
     sizes = str(options.get("model", "")).removeprefix(PREFIX)
     if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
-    software = _software(model.workload, stack, precision, divides_layers=divides_layers)
-    workload = {**software, **model.workload}
+    workload = {**_software(model.workload, request, precision), **model.workload}
     if adapter is not None:
         workload["adapter"] = adapter_of(adapter, precision).model_dump()
         if workload["name"] not in ADAPTED:
@@ -150,18 +141,18 @@ def experiment_of(
         "name": re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2]).strip("-._")[:60] or "model",
         "workload": workload,
         "recipe": {
-            "per_rank_batch": batch or model.batch,
+            "per_rank_batch": request.batch or model.batch,
             "steps": 100,
             "optimizer": model.optimizer,
             "precision": precision,
         },
         "matrix": {
-            "strategy": strategies_of(devices, nodes, least_devices),
+            "strategy": strategies_of(devices, nodes, min(counts)),
             "world_size": [devices],
         },
         "device": "cuda",
     }
-    experiment = from_mapping(content, overrides, place=name)
+    experiment = from_mapping(content, request.overrides, place=name)
     recipe = experiment.recipe
     count = recipe.per_rank_batch or recipe.global_batch
     sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
@@ -182,22 +173,22 @@ def experiment_of(
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     if model.workload["name"] == "language":
-        parts.append(REFERENCE[reference_model and adapted is None])
+        parts.append(REFERENCE[request.reference_model and adapted is None])
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
 
 
 def _software(
-    workload: Mapping[str, Any], stack: Stack | None, precision: str, *, divides_layers: bool
+    workload: Mapping[str, Any], request: PlanRequest, precision: str
 ) -> Mapping[str, Any]:
     """Return the options of a model of transformers that depend on the vintage of the software."""
     name = str(workload.get("model"))
     if not name.startswith(PREFIX):
         return {}
-    if stack == "eager":
+    if request.stack == "eager":
         return {"model_options": {ATTENTION: "eager"}}
     attention = {"model_options": {ATTENTION: "flash_attention_2"}} if precision == "bf16" else {}
     kind = (stored_configuration(name) or {}).get("model_type", name.removeprefix(PREFIX))
-    in_pieces = kind in FUSED_LOSSES and not divides_layers
+    in_pieces = kind in FUSED_LOSSES and not request.search  # which divides layers
     return {**attention, **({"loss_chunks": LOSS_CHUNKS} if in_pieces else {})}
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from shardmark.base.cells import ranks_and_nodes, title_of
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.base.machine import Machine
+from shardmark.base.numerics import Numerics
 from shardmark.base.ranking import Question, Ranking
 from shardmark.base.recipe import MAX_RANKS, Recipe
 from shardmark.base.text import as_text, listed, with_options
@@ -34,7 +35,7 @@ from shardmark.predict.remedies import (
     fewest_devices,
     remedies_of,
 )
-from shardmark.predict.request import NO_PADDING, Padding, PlanRequest
+from shardmark.predict.request import PlanRequest
 from shardmark.predict.search.search import Search, searcher_of, winner_of
 from shardmark.predict.step import Factors, Step, StepTime, plan_step
 from shardmark.predict.timing import Constants, Stack
@@ -295,18 +296,17 @@ def ranking_of(
     )
 
 
-def _cost_of_work(row: Prediction) -> float:
-    """Card hours, or dollars if the price of a card is given."""
-    price = 1.0 if row.price_per_hour is None else row.price_per_hour
-    return price * row.devices * (row.hours_for(1) or 0.0)
-
-
 MINIMISED: Mapping[Question, Callable[[Prediction], float]] = {
     "fastest": lambda row: 1 / row.work_per_second,
     "memory": lambda row: row.device_bytes or 0.0,
-    "cost": _cost_of_work,
+    "cost": lambda row: (
+        row.devices
+        * (row.hours_for(1) or 0.0)
+        * (1.0 if row.price_per_hour is None else row.price_per_hour)
+    ),
 }
-"""Quantity that the best row of each question minimises."""
+"""Quantity that the best row of each question minimises: the cost in card hours, or in dollars if
+the price of a card is given."""
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
@@ -451,7 +451,7 @@ def _plan_on(
             notes.append(f"No layouts could be searched: {error}")
         else:
             winner = winner_of(best, experiment, cells[0])
-    if request.padding != NO_PADDING and all(row.unit == "samples" for row in rows):
+    if (request.padding or request.mean_length) and all(row.unit == "samples" for row in rows):
         message = "samples of this model have no tokens"
         raise InputError("--padding or --mean-length", message, "leave it out")
     notes += [f"left out: {reason}" for reason in left_out]
@@ -526,6 +526,8 @@ def _recomputing(
     fastest = max((row.work_per_second for row in rows), default=0.0)
     if _best_rate(rows) > RECOMPUTED * fastest:
         return None
+    if not rows:  # nothing fits: those under autocast, which hold most, would take another trace
+        planners = [one for one in planners if one.numerics.casts is not None] or planners
     changed = [replace(planner, cell=CHECKPOINTING.applied(planner.cell)) for planner in planners]
     changed_rows = [row for planner in changed for row in planner.rows(nodes)]
     if _best_rate(changed_rows) < _best_rate(rows):
@@ -559,11 +561,9 @@ def planners_of(
             node=node,
             models=models,
             anchor=None if anchors is None else anchors.anchor(cell),
-            stack=request.stack or "eager",
             price_per_hour=price_per_hour,
             constants=constants,
-            padding=request.padding,
-            fp8=request.fp8,
+            request=request,
         )
         for cell in cells
     ]
@@ -616,15 +616,14 @@ def _faster_notes(
     """Yield what a change of the memory's layout gives the fastest strategy."""
     if fastest is None:
         return
-    change = CHANNELS_LAST
     for planner in planners:
         if str(planner.cell.strategy) != fastest.label or planner.cell.recipe.channels_last:
             continue
-        other = replace(planner, cell=change.applied(planner.cell))
+        other = replace(planner, cell=CHANNELS_LAST.applied(planner.cell))
         speeds = (row.work_per_second for row in other.rows(nodes) if row.fit == "yes")
-        speed, before = max(speeds, default=0.0), fastest.work_per_second
-        if speed > FASTER * before > 0:
-            yield f"{fastest.label} on {on}, {change.setting}: {speed / before:.2f}x the speed."
+        gain = max(speeds, default=0.0) / (fastest.work_per_second or inf)
+        if gain > FASTER:
+            yield f"{fastest.label} on {on}, {CHANNELS_LAST.setting}: {gain:.2f}x the speed."
         return
 
 
@@ -688,12 +687,11 @@ def _placement_notes(rows: Sequence[Prediction]) -> Iterator[str]:
     }
     for row in largest.values():
         needs = f"{row.place}: offloaded state takes {row.host_bytes / GiB:,.0f} GiB of each node"
-        if row.host_room_bytes is None:
+        if (room := row.host_room_bytes) is None:
             yield f"{needs}, whose memory is not known."
-        elif row.host_bytes > row.host_room_bytes:
-            yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}: it does not fit."
         else:
-            yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}."
+            fits = "" if row.host_bytes <= room else ": it does not fit"
+            yield f"{needs}, which has {room / GiB:,.0f}{fits}."
 
 
 def _sizes_that_fit(
@@ -718,15 +716,17 @@ class Planner:
     node: NodeType
     models: Models
     anchor: Anchor | None
-    stack: Stack
     price_per_hour: float | None
     constants: Constants
-    padding: Padding
-    fp8: bool
+    request: PlanRequest
 
     @property
     def _strategy(self) -> Strategy:
         return self.cell.built_strategy
+
+    @property
+    def numerics(self) -> Numerics:
+        return self._strategy.numerics(self.cell.recipe)
 
     @property
     def _device_type(self) -> Literal["cuda", "cpu"]:
@@ -766,7 +766,7 @@ class Planner:
             card_bytes=self.node.card.usable_bytes,
             samples=samples,
             tokens_per_sample=cell.workload.tokens_per_sample,
-            own_mathematics=self._strategy.numerics(cell.recipe).descriptions,
+            own_mathematics=self.numerics.descriptions,
             steps=self._steps(samples),
             price_per_hour=self.price_per_hour,
             reason=reason or self._batch_problem(shares),
@@ -778,7 +778,7 @@ class Planner:
             profile = self.profile(ranks, nodes)
             memory = self._memory(profile, cell.recipe, ranks, nodes)
             tokens = cell.workload.tokens_per_sample or profile.tokens_per_sample
-            useful = None if tokens is None else self.padding.useful_tokens(tokens)
+            useful = None if tokens is None else self.request.useful_tokens(tokens)
             row = replace(
                 row,
                 tokens_per_sample=useful,
@@ -848,7 +848,7 @@ class Planner:
             self.node,
             nodes=nodes,
             constants=self.constants,
-            fp8=self.fp8,
+            fp8=self.request.fp8,
         )
 
     def _timed(self, row: Prediction, profile: Profile) -> Prediction:
@@ -856,7 +856,7 @@ class Planner:
         factors = Factors() if anchor is None else anchor.factors
         time = self.step(profile, row.ranks, row.nodes).time(self.constants, factors)
         # Of the published fused runs, none updates on the host: those of `eager` vary as much.
-        stack = "eager" if self.cell.recipe.cpu_offload else self.stack
+        stack = "eager" if self.cell.recipe.cpu_offload else self.request.stack or "eager"
         alone: Basis = stack if profile.tokens_per_sample else "images"
         basis = alone if anchor is None else anchor.basis(row.nodes, alone)
         low, high = interval(time.seconds, basis)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,41 +15,6 @@ from shardmark.predict.hardware.catalogue import Card, load_node, nodes_of
 from shardmark.predict.model_name import adapter_of, experiment_of, is_experiment
 from shardmark.predict.timing import CONSTANTS, Constants, Stack
 from shardmark.ranks.workloads.language.options import LanguageOptions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Padding:
-    """Padding of the samples of a question, as a fraction or by the mean length without it."""
-
-    fraction: float = 0.0
-    mean_length: float | None = None
-
-    def useful_tokens(self, tokens: float) -> float:
-        """Return how many of a sample's tokens are no padding.
-
-        Raises `InputError` for a mean length of more tokens than a sample has.
-        """
-        if self.mean_length is None:
-            return (1 - self.fraction) * tokens
-        if self.mean_length > tokens:
-            problem = f"found {self.mean_length:g}, but samples have {tokens:g} tokens"
-            raise InputError("--mean-length", problem, "give at most that, or a --sequence-length")
-        return self.mean_length
-
-
-NO_PADDING = Padding()
-
-
-def padding_of(fraction: float | None, mean_length: float | None) -> Padding:
-    """Return the padding of a question.  Raises `InputError` for values that it cannot have."""
-    if fraction is not None and mean_length is not None:
-        raise InputError("--padding", "--mean-length is given as well", "give one of them")
-    if fraction is not None and not 0 <= fraction < 1:
-        raise InputError("--padding", f"found {fraction:g}", "allowed are fractions from 0 to 0.99")
-    if mean_length is not None and not mean_length > 0:
-        raise InputError("--mean-length", f"found {mean_length:g}", "allowed are numbers above 0")
-    return Padding(fraction=fraction or 0.0, mean_length=mean_length)
-
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 FP8 = "fp8"
@@ -90,9 +56,36 @@ class PlanRequest:
     """Tokens or samples to price."""
     work_unit: Literal["tokens", "samples"] | None = None
     """Unit of the work; None for tokens of a language model, else samples."""
-    padding: Padding = NO_PADDING
+    padding: float | None = None
+    """Fraction of a sample's tokens that are padding."""
+    mean_length: float | None = None
+    """The same by the mean number of the other tokens."""
     assumed: str | None = None
     """Assumptions about a model that was named alone; None for an experiment of the user."""
+
+    def __post_init__(self) -> None:
+        padding, length = self.padding, self.mean_length
+        if padding is not None and length is not None:
+            raise InputError("--padding", "--mean-length is given as well", "give one of them")
+        if padding is not None and not 0 <= padding < 1:
+            raise InputError(
+                "--padding", f"found {padding:g}", "allowed are fractions from 0 to 0.99"
+            )
+        if length is not None and not length > 0:
+            raise InputError("--mean-length", f"found {length:g}", "allowed are numbers above 0")
+
+    def useful_tokens(self, tokens: float) -> float:
+        """Return how many of a sample's tokens are no padding.
+
+        Raises `InputError` for a mean length of more tokens than a sample has.
+        """
+        length = (
+            (1 - (self.padding or 0.0)) * tokens if self.mean_length is None else self.mean_length
+        )
+        if length > tokens:
+            problem = f"found {length:g}, but samples have {tokens:g} tokens"
+            raise InputError("--mean-length", problem, "give at most that, or a --sequence-length")
+        return length
 
     @property
     def experiment(self) -> Experiment:
@@ -136,30 +129,15 @@ class PlanRequest:
             return replace(self, subject=experiment).resolved()
         named = map(nodes_of, self.machines)
         loaded = [(load_node(node), count or self.nodes[-1]) for node, count in named]
-        experiment, assumed = experiment_of(
-            self.subject,
-            devices=max(node.node.devices * count for node, count in loaded),
-            nodes=max(count for _, count in loaded),
-            least_devices=min(node.node.devices * count for node, count in loaded),
-            precision=precision or _precision([node.card for node, _ in loaded]),
-            batch=self.batch,
-            sequence_length=self.sequence_length,
-            adapter=self.adapter,
-            reference_model=self.reference_model,
-            overrides=self.overrides,
-            stack=self.stack,
-            divides_layers=self.search,
-        )
+        precision = precision or _precision([node.card for node, _ in loaded])
+        experiment, assumed = experiment_of(self, loaded, precision)
         return replace(self, subject=experiment, assumed=assumed).resolved()
 
 
 def _precision(cards: Sequence[Card]) -> str:
     """Return the first precision that all cards have in hardware."""
     for precision in PRECISIONS:
-        try:
-            for card in cards:
-                card.peak(precision)
-        except InputError:
-            continue
-        return precision
+        with suppress(InputError):
+            _ = [card.peak(precision) for card in cards]
+            return precision
     return PRECISIONS[-1]

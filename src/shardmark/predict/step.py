@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from shardmark.base.layout import Layout
 from shardmark.base.recipe import Recipe
-from shardmark.base.traffic import Traffic
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.memory import computed
@@ -346,7 +345,8 @@ def layout_column(
         ranks_per_node = max((per_node, *(part.ranks * part.rank_stride for part in traffic)))
     sent, copied = [0.0] * STREAMS, [0.0] * STREAMS
     for part in traffic:
-        stream = _stream(part)
+        waited = 3 if part.filling else 2
+        stream = waited if part.waited_for else int(part.kind in REDUCTIONS)
         sent[stream] += workers_per_server * collective_seconds(
             part, ranks_per_node, node, constants
         )
@@ -386,12 +386,6 @@ def layout_column(
         copy_seconds=copied,
         host_seconds=[host_seconds(count, node.card, constants) for count in moved_bytes],
     )
-
-
-def _stream(traffic: Traffic) -> int:
-    if traffic.waited_for:
-        return 3 if traffic.filling else 2
-    return int(traffic.kind in REDUCTIONS)
 
 
 def _seconds_by_unit(operations_by_unit: Sequence[tuple[Operation, ...]], **others: Any) -> Array:

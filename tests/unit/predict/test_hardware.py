@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.results.network import RankSpeed, read_network
 from shardmark.bench.analysis.network.links import with_fits
 from shardmark.cli import main
@@ -22,7 +23,7 @@ from shardmark.predict.hardware.catalogue import (
 from shardmark.predict.hardware.written import write_node
 from shardmark.predict.timing import Constants
 from shardmark.ranks.measure.system import speed
-from tests import GOLDEN, present
+from tests import GOLDEN, ROOT, present
 
 
 @pytest.mark.parametrize("name", names("cards"))
@@ -113,6 +114,39 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         ("2x 4090", "rtx-4090", 2, None),
         ("2 x RTX 4090", "rtx-4090", 2, None),
         ("NVIDIA GeForce RTX 4090x2", "rtx-4090", 2, None),
+        # several of them, without an x, and as schedulers and clouds write it
+        ("8 h100s", "h100", 8, None),
+        ("8 NVIDIA H100 GPUs", "h100", 8, None),
+        ("8h100", "h100", 8, None),
+        ("8-H100", "h100", 8, None),
+        ("H100:8", "h100", 8, None),
+        ("gpu:h100:8", "h100", 8, None),
+        ("gpu_8x_a100_80gb_sxm4", "a100-80", 8, None),
+        ("8 X H100", "h100", 8, None),
+        ("2 3090s", "rtx-3090", 2, None),
+        ("4xL40S", "l40s", 4, None),
+        ("4 L40Ss", "l40s", 4, None),
+        ("2xL4s", "l4", 2, None),
+        ("8 A100s (80GB)", "a100-80", 8, None),
+        ("4xV100-32GBs", "v100-32", 4, None),
+        ("1xTesla V100S-PCIE-32GB", "v100s-pcie", 1, None),
+        ("4 x 8 H100", "h100", 8, 4),
+        # more cards than a node has
+        ("32xH100", "h100", 8, 4),
+        ("64 H100s", "h100", 8, 8),
+        ("16xRTX4090", "rtx-4090", 16, None),
+        ("12xh100", "h100", 12, None),
+        # words in another order, units of memory, and names that drivers report
+        ("1xRTX 6000 Pro", "rtx-pro-6000", 1, None),
+        ("8xA100-80GiB", "a100-80", 8, None),
+        ("8xA100 80G", "a100-80", 8, None),
+        ("1xA10G", "a10g", 1, None),
+        ("1xNVIDIA A100 80GB PCIe", "a100-pcie-80", 1, None),
+        ("8xNVIDIA H100 80GB HBM3", "h100", 8, None),
+        ("8xNVIDIA B300 SXM6 AC", "b300", 8, None),
+        ("1xNVIDIA GH200 480GB", "gh200", 1, None),
+        ("1xAMD Instinct MI300X OAM", "mi300x", 1, None),
+        ("1xMI250", "mi250", 1, None),
         # an x that belongs to the card
         ("2x7900xtx", "rx-7900-xtx", 2, None),
         ("7900xtxx2", "rx-7900-xtx", 2, None),
@@ -155,6 +189,19 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         ("4xStandard_ND96isr_H100_v5", "h100", 8, 4),
         ("Standard_ND96amsr_A100_v4", "a100-80", 8, None),
         ("DGX Spark", "gb10", 1, None),
+        ("DGX Spark x2", "gb10", 1, 2),
+        ("DGX A100 80GB", "a100-80", 8, None),
+        ("ml.p5.48xlarge", "h100", 8, None),
+        # machines of clouds with fewer cards
+        ("a2-highgpu-1g", "a100-40", 1, None),
+        ("a3-highgpu-4g", "h100", 4, None),
+        ("g5.12xlarge", "a10g", 4, None),
+        ("2xg5.12xlarge", "a10g", 4, 2),
+        ("p3.2xlarge", "v100-16", 1, None),
+        ("g2-standard-24", "l4", 2, None),
+        ("Standard_NC24ads_A100_v4", "a100-pcie-80", 1, None),
+        ("Standard_ND96asr_v4", "a100-40", 8, None),
+        ("BM.GPU.A100-v2.8", "a100-80", 8, None),
         ("2 DGX H100", "h100", 8, 2),
     ],
 )
@@ -175,6 +222,16 @@ def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | 
         ("8xv100", "no card 'v100'; say which: v100-16 or v100-32 or v100-pcie"),
         ("V100", "no node 'V100'; say which: v100-16 or v100-32 or v100-pcie"),
         ("p7", "no node 'p7'"),
+        # names of several cards, and of cards that do not ship
+        ("8xV100s", "no card 'V100s'; say which: v100-16 or v100-32 or v100-pcie or v100s-pcie"),
+        ("RTX6000", "no node 'RTX6000'; say which: rtx-6000-ada or rtx-pro-6000"),
+        ("2 4070s", "no card '4070s'; say which: rtx-4070 or rtx-4070-super"),
+        ("1x4070 TiS", "no card '4070 TiS'; say which: rtx-4070-ti or rtx-4070-ti-super"),
+        ("DGX A100", "no node 'DGX A100'; say which: dgx-a100-40 or dgx-a100-80"),
+        ("1xRTX 3080 12GB", "no card 'RTX 3080 12GB'"),
+        ("1xRTX 4090 D", "no card 'RTX 4090 D'"),
+        ("1xTITAN", "no card 'TITAN'"),
+        ("g5g.xlarge", "no node 'g5g.xlarge'"),
     ],
 )
 def test_other_machines_are_refused(text: str, answer: str) -> None:
@@ -210,6 +267,17 @@ def test_nodes_get_the_network_of_one_that_ships(text: str, bandwidth: float, no
     node, notes = joined_node(name, count or 1)
     assert node.network_bytes_per_second == bandwidth
     assert [one.endswith(note) for one in notes] == [True] * bool(note)
+
+
+def test_clouds_have_cards_that_ship() -> None:
+    instances = parse_yaml((ROOT / "src/shardmark/predict/hardware/instances.yaml").read_text(), "")
+    names_of_all = [name for group in instances for name in group["cards"]]
+    assert len(names_of_all) == len(set(names_of_all)) > 50
+    for group in instances:
+        assert group["source"]
+        for name, cards in group["cards"].items():
+            node = load_node(name).node
+            assert f"{node.devices}x{node.card}" == cards
 
 
 def test_72_cards_are_one_domain_of_nvlink() -> None:

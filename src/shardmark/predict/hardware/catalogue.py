@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -23,13 +24,21 @@ Kind = Literal["cards", "nodes"]
 Read = TypeVar("Read", "Card", "Node")
 MOST_DEVICES = 1024
 GiB = 2**30
-_READINGS = (re.compile(r"(\d+)x(.+)", re.I), re.compile(r"(.+)(?<![rg]t)x(\d+)", re.I))
-"""A number of cards: `8xh100` or `h100x8`; the x of `rtx4090` belongs to the name."""
-_SPELLINGS = (
-    (r"\s*[\u00d7*]\s*|\s+x\s*|(?<=\d)x\s+|(?:(?<=^\d)|(?<=^\d\d)|(?<=x\d))\s+", "x"),
-    (r"\s+", "-"),
+_TIMES = r"\s*[x\u00d7*:]\s*"
+_COUNTED = (
+    re.compile(rf"(?:gpu_)?(?P<count>\d{{1,4}})(?:{_TIMES}|[\s-]+|(?=[a-z]\w))(?P<name>.+)", re.I),
+    re.compile(rf"(?P<name>.+?)(?<![rgdh][tg]){_TIMES}(?P<count>\d{{1,4}})", re.I),
 )
-"""Patterns of what people write in place of the x, and of a hyphen: `8 x H100`, `2 RTX 4090`."""
+"""A number of cards or nodes: `8xh100`, `8 H100`, `8h100`, `h100x8`, `H100:8`; the x of `rtx4090`
+and `dgx1` belongs to the name."""
+_IGNORED = (
+    r"nvidia|amd|geforce|quadro|tesla|instinct|radeon|blackwell|\b(?:gpu|card)s?\b|generation"
+    r"|(?:workstation|server)?[ -]?edition|sxm\d?|hbm\d?e?|oam|nvlink|\bmega\b"
+    r"|(?<=\d)[ -]?gi?bs?\b|(?<=[ -]\d\d)g\b|(?<=\ds)s\b"
+)
+"""The maker, the socket, the kind of memory and its unit in the name of a card."""
+_WORD = re.compile(r"rtx|gtx|rx|pro|pcie|super|ti(?=s?\b)|x(?=s\b)|[a-z]*\d+|[a-z]+")
+"""A word of a card's name, also where no space separates it: `rtx4070tis` has four."""
 NEW_CARD = "rtx-a2000"
 """A card whose file shows how to add one."""
 
@@ -188,20 +197,21 @@ def load_card(name: str) -> Card:
 def nodes_of(machines: str) -> tuple[str, int | None]:
     """Split `2x8xh100` or `2xdgx-h100` into the name of a node and the number of nodes.
 
-    The number is None for a node alone, such as `8xh100`.
+    The number is None for a node alone, such as `8xh100`.  More cards than the nodes that ship with
+    them have are several of those: `32xh100` is 4 nodes.
     """
-    if _is_file(machines):
-        return machines, None
     machines = machines.strip()
-    for pattern, replacement in _SPELLINGS:
-        machines = re.sub(pattern, replacement, machines)
-    counted = _cards_of(machines)
-    if counted and card_name(counted[1]) in names("cards"):
+    if _is_node(machines):
         return machines, None
-    count, times, node = machines.partition("x")
-    is_several = _cards_of(node) or node_name(node) in names("nodes") or _is_file(node)
-    if count.isdigit() and times and is_several:
-        return node, int(count)
+    counted = _cards_of(machines)
+    if counted and (card := card_name(counted[1])) in names("cards"):
+        sizes = [node.node.devices for node in _nodes_with(card).values()]
+        nodes, rest = divmod(counted[0], max(sizes, default=MOST_DEVICES))
+        is_several = nodes > 1 and rest == 0 and counted[0] <= MOST_DEVICES
+        return (f"{max(sizes)}x{card}", nodes) if is_several else (machines, None)
+    for count, node in _readings(machines):
+        if _is_node(node) or _cards_of(node):
+            return node, count
     return machines, None
 
 
@@ -211,6 +221,7 @@ def load_node(name: str) -> NodeType:
 
     A node's file may name a card's file beside it.  Raises `InputError` naming file and key.
     """
+    name = _instances().get(_plain_node(name), name)
     if counted := _cards_of(name):
         devices, card = counted
         if not 1 <= devices <= MOST_DEVICES:
@@ -240,8 +251,7 @@ def joined_node(name: str, nodes: int) -> tuple[NodeType, list[str]]:
     if nodes == 1 or loaded.node.network_bytes_per_second is not None:
         return loaded, []
     card, devices = loaded.node.card, loaded.node.devices
-    shipped = {other: load_node(other) for other in names("nodes")}
-    others = {other: node for other, node in shipped.items() if node.node.card == card}
+    others = _nodes_with(card)
     if not others:
         return loaded, []
     chosen = min(others, key=lambda one: (others[one].node.devices != devices, "dgx" not in one))
@@ -255,27 +265,48 @@ def joined_node(name: str, nodes: int) -> tuple[NodeType, list[str]]:
 
 @cache
 def card_name(name: str) -> str:
-    """Return the name of the card that ships for a spelling such as `H100`, `A100-80GB` or `4090`.
+    """Return the name of the card that ships for a spelling such as `H100s`, `A100-80GB` or `4090`.
 
     Other names are returned as they are.
     """
     if _is_file(name):
         return name
-    plain = _plain(name)
-    exact = [other for other in names("cards") if _plain(other) == plain]
-    for other in () if exact else names("cards"):
-        short, memory_gib = _plain(other), load_card(other).memory_gib
-        bare = re.sub(r"^[rg]?tx|^rx", "", short)
-        if plain in {
-            bare,
-            f"{short}{memory_gib:g}",
-            f"{bare}{memory_gib:g}",
-            short.removesuffix("x"),
-        }:
-            exact.append(other)
-    return exact[0] if len(exact) == 1 else name
+    words = _words(name)
+    longer = ["super" if word == "s" else word for word in words]
+    matching = _cards_named(words)
+    if not (matching or _cards_with(words) or _cards_with(longer)):  # as V100S is no plural
+        matching = _cards_named([word for word in words if word != "s"])
+    return matching[0] if len(matching) == 1 else name
 
 
+def _words(name: str) -> list[str]:
+    """Return the words of a card's name without the maker, the socket and the unit of memory."""
+    return _WORD.findall(re.sub(_IGNORED, " ", re.sub(r"[_()]", " ", name.lower())))
+
+
+def _cards_named(words: list[str]) -> list[str]:
+    """Return the cards whose names have these words in any order, or else another spelling."""
+    cards, wanted = names("cards"), sorted(words)
+    exact = [card for card in cards if sorted(_words(card)) == wanted]
+    return exact or [card for card in cards if wanted in _spellings(card)]
+
+
+@cache
+def _spellings(name: str) -> list[list[str]]:
+    """Return the words of a card without its brand, with its memory, and as its driver has them."""
+    card, words = load_card(name), _words(name)
+    bare = words[1:] if words[0] in {"rtx", "gtx", "rx"} else words
+    with_memory = [[*one, f"{card.memory_gib:g}"] for one in (words, bare)]
+    without_x = words[:-1] if words[-1] == "x" else words
+    return [sorted(one) for one in (bare, *with_memory, without_x, _words(card.device or name))]
+
+
+def _cards_with(words: list[str]) -> list[str]:
+    """Return the cards whose names have these words among others."""
+    return [card for card in names("cards") if words and not Counter(words) - Counter(_words(card))]
+
+
+@cache
 def node_name(name: str) -> str:
     """Return the name of the node that ships for a spelling such as `DGX-H100` or `a3-mega`.
 
@@ -289,8 +320,32 @@ def node_name(name: str) -> str:
 
 def _plain_node(name: str) -> str:
     """Return letters and digits alone, without what the names of a cloud repeat."""
-    repeated = r"standard|gpu(-\d+g)?|(?<=nd)\d+[ai]|sr(?=_)"
+    repeated = r"^ml\.|nvidia|standard|gpu(-8g)?|(?<=nd)\d+[ai]|sr(?=_)|(?<=0)gb$"
     return re.sub(f"{repeated}|[^a-z0-9.]", "", name.lower())
+
+
+@cache
+def _instances() -> Mapping[str, str]:
+    """Return the cards of a cloud's machine, such as `4xa10g`, by its plain name."""
+    content = files("shardmark.predict.hardware").joinpath("instances.yaml").read_text("utf-8")
+    groups = parse_yaml(content, "instances.yaml")
+    return {_plain_node(name): cards for group in groups for name, cards in group["cards"].items()}
+
+
+def _nodes_with(card: str) -> Mapping[str, NodeType]:
+    """Return the nodes that ship with a card."""
+    nodes = {name: load_node(name) for name in names("nodes")}
+    return {name: node for name, node in nodes.items() if node.node.card == card}
+
+
+def _is_node(name: str) -> bool:
+    """Return whether the name is that of a file, of a node that ships, or of a cloud's machine."""
+    return _is_file(name) or node_name(name) in names("nodes") or _plain_node(name) in _instances()
+
+
+def _readings(name: str) -> list[tuple[int, str]]:
+    matches = filter(None, (pattern.fullmatch(name) for pattern in _COUNTED))
+    return [(int(match["count"]), match["name"]) for match in matches]
 
 
 def _cards_of(name: str) -> tuple[int, str] | None:
@@ -299,20 +354,11 @@ def _cards_of(name: str) -> tuple[int, str] | None:
     In the name of a card, such as `7900xtx`, and after a number that no node has, an x is a letter.
     """
     cards = names("cards")
-    if _is_file(name) or card_name(name) in cards or node_name(name) in names("nodes"):
+    if card_name(name) in cards or _is_node(name):
         return None
-    before, after = (reading.fullmatch(name) for reading in _READINGS)
-    readings = [(int(before[1]), before[2])] if before else []
-    readings += [(int(after[2]), after[1])] if after else []
+    readings = _readings(name)
     of_cards = [one for one in readings if _is_file(one[1]) or card_name(one[1]) in cards]
     return next(iter((*of_cards, *(one for one in readings if one[0] <= MOST_DEVICES))), None)
-
-
-def _plain(name: str) -> str:
-    """Return letters and digits alone, without the maker, the unit of memory and the socket."""
-    makers = "nvidia|amd|geforce|quadro|tesla|instinct|radeon|blackwell"
-    rest = r"(workstation|server)?[ -]?edition|generation|sxm\d?|(?<=\d)[ -]?gb|[^a-z0-9]"
-    return re.sub(f"{makers}|{rest}", "", name.lower())
 
 
 def _is_file(name: str) -> bool:
@@ -333,9 +379,11 @@ def _content(kind: Kind, name: str) -> Any:
         if Path(name).suffix in {".yaml", ".yml"}:
             raise InputError("--on", f"there is no file {name!r}", "name one that is there")
         problem = f"there is no {kind.removesuffix('s')} {name!r}"
-        starts = [other for other in names("cards") if _plain(other).startswith(_plain(name))]
-        if len(starts) > 1:
-            raise InputError("--on", problem, f"say which: {' or '.join(starts)}")
+        like = _cards_with([word for word in _words(name) if word != "s"])
+        if kind == "nodes" and (plain := _plain_node(name)):
+            like += [node for node in names("nodes") if _plain_node(node).startswith(plain)]
+        if len(like) > 1:
+            raise InputError("--on", problem, f"say which: {' or '.join(like)}")
         form = "COUNTxCARD such as 8xh100, " if kind == "nodes" else ""
         file = f"{re.sub(r'[^a-z0-9.-]+', '-', name.lower())}.yaml"
         allowed = (

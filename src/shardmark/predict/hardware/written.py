@@ -68,22 +68,15 @@ def node_of(
 
 def _link(name: str, record: NetworkRecord, reach: Reach, share: float) -> dict[str, Any]:
     """Return the fields of a card or node about a link; empty if none was measured."""
-    fits = {
-        operation.operation: operation.fit
-        for operation in record.operations
-        if operation.reach == reach and operation.fit is not None
-    }
-    fit = next((fits[name] for name in OPERATIONS if name in fits), None)
+    measured = [one for one in record.operations if one.reach == reach and one.fit is not None]
+    fits = {one.operation: one.fit for one in measured}
+    fit = next((fits[operation] for operation in OPERATIONS if operation in fits), None)
     if fit is None:
         return {}
     return {
         f"{name}_bytes_per_second": fit.bytes_per_second.value / share,
         f"{name}_latency_seconds": fit.latency_seconds.value,
-        f"{name}_seconds": {
-            operation.operation: _timed(operation)
-            for operation in record.operations
-            if operation.reach == reach and operation.fit is not None
-        },
+        f"{name}_seconds": {one.operation: _timed(one) for one in measured},
     }
 
 

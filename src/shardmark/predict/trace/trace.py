@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -89,6 +90,7 @@ def traced(
         flash=flash,
         routed=routed or flash,
     )
+    gc.disable()  # its collections would go through the model again and again
     with preserved_generators():
         try:
             with quiet() if casts else nullcontext():
@@ -98,6 +100,8 @@ def traced(
                 raise
             logger.info("the model does not compute with 16-bit parameters: %s", error)
             return None
+        finally:
+            gc.enable()
     return with_optimizer(profile, recipe.optimizer, device_type, recipe.weights)
 
 

@@ -38,7 +38,7 @@ VARIANTS = (
         r"-(nvfp4|mxfp4|fp8|bf16|fp16|int[48]|(quantized\.)?w\d+a\d+|[2-8]-?bit|q\d(-[k01])?(-[sml])?)\b",
         "",
     ),
-    (r"-(instruct|it|pt|chat|hf|coder|math|thinking|reasoning|sft|dpo|preview|latest)\b", ""),
+    (r"-(instruct|it|pt|chat|hf|coder|math|think(?:ing)?|reasoning|sft|dpo|preview|latest)\b", ""),
     (r"(?<=\d[bm])-base\b|-base(?=-\d{4}\b|$)|-(\d+k|1m)\b|-v[01](\.\d+)+$|\.en$", ""),
     (r"-(20\d\d-\d\d-\d\d|\d{6}|\d{4})\b", ""),  # a release's date
 )
