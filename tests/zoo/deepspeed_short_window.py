@@ -25,6 +25,18 @@ config = {
     "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8, "warmup_max_lr": 0.1}},
 }
 
+
+class Loss(nn.Module):
+    """A loss around the engine, as sentence-transformers has it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.model(x), y)
+
+
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 dataset = TensorDataset(torch.randn(160, 10), torch.randint(0, 4, (160,)))
@@ -33,13 +45,14 @@ loader = DataLoader(dataset, batch_size=8, sampler=sampler)
 model = nn.Sequential(nn.Linear(10, 40), nn.ReLU(), nn.Linear(40, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+criterion = Loss(engine)
 
 for epoch in range(3):
     sampler.set_epoch(epoch)
     for index, (x, y) in enumerate(loader):
         last = (index + 1) % accumulation == 0 or index + 1 == len(loader)
         engine.set_gradient_accumulation_boundary(last)
-        loss = nn.functional.cross_entropy(engine(x), y)
+        loss = criterion(x, y)
         if "--right" in sys.argv:
             first = index - index % accumulation
             loss = loss * accumulation / min(accumulation, len(loader) - first)

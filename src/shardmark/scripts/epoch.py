@@ -10,7 +10,6 @@ import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
 
 from shardmark.scripts.batches import copied, leaves
-from shardmark.scripts.full_tensors import is_a
 from shardmark.scripts.interventions.base import replace
 from shardmark.scripts.record import Micro
 
@@ -54,12 +53,11 @@ class EpochSkip:
         computes = not self._observer.skips or not torch.is_grad_enabled()
         if computes or next(module.parameters(), None) is None:
             return original(module, *args, **kwargs)
-        if is_a(module, "DeepSpeedEngine"):
-            from shardmark.scripts.hooks import watch_deepspeed  # which imports this module
-
-            watch_deepspeed(self._observer, type(module))
         key = (id(module), *(tuple(leaf.shape) for leaf in leaves((args, kwargs))))
         if key not in self._outputs:
+            from shardmark.scripts.hooks import watch_deepspeed  # which imports this module
+
+            watch_deepspeed(self._observer, module)
             # A pass without gradients would change what DDP does in its next one.
             self._observer.skips = False
             outputs = original(module, *args, **kwargs)

@@ -27,6 +27,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 from shardmark.scripts.draws import WatchDraws
 from shardmark.scripts.epoch import EpochSkip
+from shardmark.scripts.full_tensors import is_a
 from shardmark.scripts.interventions import built, named_in
 from shardmark.scripts.interventions.base import replace
 from shardmark.scripts.recording import PROCESS_FILE, Plan
@@ -148,9 +149,10 @@ def _watch_optimizers(observer: Observer) -> None:
     replace(torch.optim.Optimizer, "__init__", create)
 
 
-def watch_deepspeed(observer: Observer, engine: type) -> None:
+def watch_deepspeed(observer: Observer, module: nn.Module) -> None:
     """DeepSpeed's optimizers hold flat slices: its engine is watched in their place."""
-    if observer.engine is engine:
+    engine = next((type(m) for m in module.modules() if is_a(m, "DeepSpeedEngine")), None)
+    if engine is None or observer.engine is engine:
         return
     observer.engine = engine
 

@@ -198,8 +198,7 @@ class Observer:
             self._roots.append(module)
             names = (*self.record.frameworks, *frameworks_of(module))
             self.record.frameworks = list(dict.fromkeys(names))
-            if is_a(module, "DeepSpeedEngine"):
-                hooks.watch_deepspeed(self, type(module))
+            hooks.watch_deepspeed(self, module)
             if self.plan.deterministic:
                 _without_dropout(module)
             self.record.dropout |= _dropout(module)
