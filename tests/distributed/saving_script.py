@@ -68,7 +68,7 @@ for (batch,) in cycle(loader):
         "fused": optimizer.defaults["fused"],
         "foreach": optimizer.defaults["foreach"],
         "set_to_none": cleared,
-        "compile": trained._compiled_call_impl is not None,
+        "compile": model._compiled_call_impl is not None,
         "bucket_view": getattr(trained, "gradient_as_bucket_view", False),
         "keep_unsharded": whole,
         "no_sync": reductions - before == 1,

@@ -44,6 +44,7 @@ PLAIN_MEANS = {"uneven_micro_batches", "uneven_weights", "whole_batch_loss"}
 """Causes that are accepted by comparing with the plain mean of the ranks' own gradients."""
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
+UNCOMPILED = "what torch.compile makes is not compared ({}): it was switched off"
 DIVIDED = (
     "the script divides by the samples of one rank; one process's loss is divided by the ranks"
 )
@@ -71,6 +72,7 @@ class AuditReport:
     """Description of where the script's writes went."""
     against: str = ""
     """Command of the script that this one was compared with; empty for one process."""
+    uncompiled: str = ""  # the line at which torch.compile was switched off
     accepted: tuple[Finding, ...] = ()
     """Causes that were found and that the user accepts; everything else was compared."""
 
@@ -269,20 +271,16 @@ class Runs:
         notes: Sequence[str] = (),
     ) -> AuditReport:
         return AuditReport(
-            command=self.command.text,
-            ranks=self.ranks,
-            steps=min(len(record.steps) for record in recorded),
-            same=same,
+            command=self.command.text, ranks=self.ranks,
+            steps=min(len(record.steps) for record in recorded), same=same,
             answer=f"{self.ranks} ranks: {answer}" if same is None and not self.against else answer,
-            against=self.against,
-            findings=tuple(findings),
-            accepted=tuple(self.accepted.values()),
-            checks=tuple(checks),
-            method=method,
+            against=self.against, findings=tuple(findings), accepted=tuple(self.accepted.values()),
+            checks=tuple(checks), method=method,
             frameworks=tuple(recorded[0].frameworks or ["torch"]),
-            notes=tuple(notes),
+            uncompiled=(uncompiled := recorded[0].compiled_at),
+            notes=(*notes, *([UNCOMPILED.format(uncompiled)] if uncompiled else [])),
             writes=described_writes(Path(self.recording.directory)),
-        )
+        )  # fmt: skip
 
     def untold(self, reason: str, recorded: Sequence[Record], **more: Any) -> AuditReport:
         """Report that it cannot be told, and why."""
@@ -292,13 +290,9 @@ class Runs:
 def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
     replay, disturbed = runs.in_two_orders("replay")
     records = Records(
-        ranks=recorded,
-        replay=replay,
-        disturbed=disturbed,
-        with_shares=lambda: runs.with_shares,
-        alone=runs.alone,
-        after_updates=runs.part > 0,
-    )
+        ranks=recorded, replay=replay, disturbed=disturbed, with_shares=lambda: runs.with_shares,
+        alone=runs.alone, after_updates=runs.part > 0,
+    )  # fmt: skip
     micros = len(recorded[0].steps[0].micros)
     times = replay is not None and micros and len(replay.steps[0].micros) == micros * runs.ranks
     if times and not records.matched:  # one process takes as many micro-batches as all ranks
@@ -618,14 +612,9 @@ def _reported(
         if allowed:
             answer += f", apart from what you accept: {'; '.join(allowed)}"
     return runs.report(
-        not findings and not failing,
-        answer,
-        records.ranks,
-        findings=findings,
-        checks=checks,
-        method=method,
-        notes=notes,
-    )
+        not findings and not failing, answer, records.ranks, findings=findings, checks=checks,
+        method=method, notes=notes,
+    )  # fmt: skip
 
 
 def _compared_steps(records: Records, checks: Sequence[Check]) -> str:
@@ -666,13 +655,9 @@ def _rate_check(records: Records, replay: Record) -> Check:
     if holds and step is not None:  # the rate follows the batch
         text = of_replay = f"{text}; {of_replay} in one process with another batch"
     return Check(
-        name="learning rate",
-        holds=holds,
-        found=text,
-        expected=of_replay,
-        tolerance=None,
+        name="learning rate", holds=holds, found=text, expected=of_replay, tolerance=None,
         where=None if step is None else f"step {step + 1}",
-    )
+    )  # fmt: skip
 
 
 def _notes(records: Records, replay: Record) -> list[str]:

@@ -101,12 +101,9 @@ def finding(name: str, deviation: str, evidence: str, **facts: object) -> Findin
     """A finding with the texts of its cause."""
     cause = CAUSES[name]
     return Finding(
-        name=name,
-        deviation=deviation,
-        reason=cause.reason.format(**facts),
-        remedy=cause.remedy.format(**facts),
-        evidence=evidence,
-    )
+        name=name, deviation=deviation, reason=cause.reason.format(**facts),
+        remedy=cause.remedy.format(**facts), evidence=evidence,
+    )  # fmt: skip
 
 
 def causes_found(stage: Stage, records: Records) -> Iterator[Finding]:

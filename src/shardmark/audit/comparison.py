@@ -498,28 +498,27 @@ def update_check(records: Records, replay: Record, *, steps: int = 1) -> Check:
     ranks, single = records.updates(steps=steps), records.updates(replay, steps=steps)
     disturbed = records.updates(records.disturbed, steps=steps) if records.disturbed else single
     gradients = records.replayed(replay)
+    noisy = records.replayed(records.disturbed) if records.disturbed else gradients
     worst, location = 0.0, "nothing to compare"
     size = float(np.linalg.norm(stacked(single)))
     for name in single:
         if name not in ranks or name not in gradients:
             continue
         update, expected = _trimmed(ranks[name], single[name])
-        gradient = np.abs(gradients[name][: len(expected)])
-        counts = gradient > 0.01 * np.sqrt(np.mean(gradient**2))
+        gradient = gradients[name][: len(expected)]
+        noise = noisy[name][: len(expected)] - gradient if name in noisy else gradient * 0
+        least = max(0.01 * np.sqrt(np.mean(gradient**2)), 4 * np.sqrt(np.mean(noise**2)))
+        counts = np.abs(gradient) > least
         difference = float(np.linalg.norm((update - expected)[counts])) / max(size, TINY)
         if difference >= worst:
             worst, location = difference, name
     spread = MARGIN * relative(*aligned(disturbed, single))
     allowed = max(UPDATE if steps == 1 else LATER, 4 * records.floor, min(spread, BLIND))
     return Check(
-        name="first update" if steps == 1 else f"updates of {steps} steps",
-        holds=worst <= allowed,
-        found=worst,
-        expected=0.0,
-        tolerance=allowed,
-        where=location,
+        name="first update" if steps == 1 else f"updates of {steps} steps", holds=worst <= allowed,
+        found=worst, expected=0.0, tolerance=allowed, where=location,
         in_tolerances=worst / allowed,
-    )
+    )  # fmt: skip
 
 
 def agreement_check(name: str, by_rank: Sequence[Sequence[Tensor]], names: Sequence[str]) -> Check:

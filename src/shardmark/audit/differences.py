@@ -789,7 +789,8 @@ LOOKS: Sequence[Callable[[Scripts], Iterator[Finding]]] = (
     ),
     of_samples, of_inputs,
     Fact(
-        "precision", lambda r: {"": round(-np.log2(r.epsilon))} if r.epsilon else {},
+        "precision",
+        lambda r: {"": round(-np.log2(r.epsilon))} if r.epsilon and not r.graphs else {},
         "its forward pass rounds to {b} bits (A: {a})", "types of the modules' outputs",
     ),
     Fact(
@@ -797,7 +798,7 @@ LOOKS: Sequence[Callable[[Scripts], Iterator[Finding]]] = (
         "modules in training mode, and random numbers drawn in forward passes", alone=True,
     ),
     Fact(
-        "batch_norm", lambda r: {
+        "batch_norm", lambda r: {} if r.graphs else {
             "": f"the {r.forwards[0].rows if r.forwards else 0} rows of a forward pass on a rank"
             if r.batch_norm else "no such rows"
         }, "its batch norm takes its statistics from {b} (A: {a})",

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from shardmark.audit import causes, differences
-from shardmark.audit.audit import AuditReport, Runs, refusal_of, size_of
+from shardmark.audit.audit import UNCOMPILED, AuditReport, Runs, refusal_of, size_of
 from shardmark.audit.causes import Finding
 from shardmark.audit.comparison import Records, first_gradient_checks, later_checks, update_check
 from shardmark.base.errors import InputError
@@ -65,6 +65,8 @@ def judge_scripts(a: Runs, b: Runs, started: Sequence[Started]) -> AuditReport:
             refusal = "its optimizers step after backward passes of their own, as those of a GAN"
         if refusal:
             return b.untold(f"{which}: {refusal}", of_b, method=METHOD)
+    if "compile" in b.recording.interventions and not all(record.graphs for record in of_b):
+        return b.untold("torch.compile made no graph of its model", of_b, method=METHOD)
     match = Match(a=a, b=b)
     scripts = _scripts(match, of_a, of_b)
     all_differences = differences.differences(scripts)
@@ -186,19 +188,16 @@ def _judged(
     else:
         answer = _same(scripts, checks, sides)
     notes = [*match.notes]
+    if (place := scripts.a[0].compiled_at) and not scripts.b[0].compiled_at:
+        notes.append(f"A: {UNCOMPILED.format(place)}")
     if seen or failing is not None:
         notes.append(f"B is {sides}")
     if not follows:
         notes.append("B's models did not get A's samples: only what was recorded is compared")
     return match.b.report(
-        not seen and failing is None,
-        answer,
-        scripts.b,
-        findings=findings,
-        checks=checks,
-        method=METHOD,
-        notes=notes,
-    )
+        not seen and failing is None, answer, scripts.b, findings=findings, checks=checks,
+        method=METHOD, notes=notes,
+    )  # fmt: skip
 
 
 def _same(scripts: differences.Scripts, checks: Sequence[Check], sides: str) -> str:
@@ -219,5 +218,6 @@ def _same(scripts: differences.Scripts, checks: Sequence[Check], sides: str) -> 
 
 
 def _side(runs: Runs, records: Sequence[Record]) -> str:
-    wrapped = ", ".join(records[0].frameworks or ["torch"])
-    return f"{counted(runs.ranks, 'rank')} of {wrapped}"
+    wrapped, graphs = ", ".join(records[0].frameworks or ["torch"]), records[0].graphs
+    compiled = f" in {counted(graphs, 'compiled graph')}" if graphs else ""
+    return f"{counted(runs.ranks, 'rank')} of {wrapped}{compiled}"

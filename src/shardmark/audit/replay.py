@@ -184,7 +184,7 @@ class ReplayObserver(Observer):
             similar = [p for p, inner in inner_of.items() if place.startswith(f"{inner} < ")]
             one = similar if len(similar) == 1 else []  # several may be of other lines
             place = max(fewer or one, key=len, default=place)
-        if self._stack and torch.is_grad_enabled():
+        if self.in_forward_pass:
             forward = len(self.record.forwards)
             number = next(self._draws_inside[forward])
             replaced = self._inside(forward, number, place, value)

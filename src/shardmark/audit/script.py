@@ -64,13 +64,9 @@ def audit_script(
         raise InputError("--against-revision", against.revision, allowed)
     with scratch_folder() as folder, starter(folder, writes_are_fine=writes_are_fine) as default:
         plan = Plan(
-            directory=str(folder / "record"),
-            steps=steps,
-            until_epoch=until_epoch,
-            deterministic=deterministic,
-            revision=revision,
-            interventions=interventions,
-        )
+            directory=str(folder / "record"), steps=steps, until_epoch=until_epoch,
+            deterministic=deterministic, revision=revision, interventions=interventions,
+        )  # fmt: skip
         sides = [(command, ranks, plan)]
         if against is not None:
             directory = str(folder / "against")

@@ -107,12 +107,10 @@ def improve(
     patch, missing = patch_of(places)
     snippets = [SNIPPETS[name].format(chosen[name]) for name in chosen if name in SNIPPETS]
     return Improvement(
-        race=result,
-        interventions=tuple(chosen),
-        best="" if best is None else best.strategy,
-        patch=patch,
-        snippets=(*snippets, *missing),
-    )
+        race=result, interventions=tuple(chosen), best="" if best is None else best.strategy,
+        patch=patch, snippets=(*snippets, *missing),
+        unfit=tuple(name for name in only if not any(name in one for one in fitting.values())),
+    )  # fmt: skip
 
 
 def _race(path: Path, experiment: Experiment) -> Race:
@@ -135,22 +133,16 @@ def _fitting(seen: Mapping[str, Any], device_type: str, world_size: int) -> list
     convolves = "Conv2d" in wrappers
     fits = {
         **{("workers", str(n)): workers < n <= max(FEW_WORKERS, cores) for n in WORKERS},
-        ("prefetch", str(PREFETCHED)): loads,
-        ("pin_memory", ""): cuda,
-        ("fused", ""): updates,
-        ("foreach", ""): updates,
-        ("set_to_none", ""): True,
-        ("bucket_view", ""): True,
+        ("prefetch", str(PREFETCHED)): loads, ("pin_memory", ""): cuda, ("fused", ""): updates,
+        ("foreach", ""): updates, ("set_to_none", ""): True, ("bucket_view", ""): True,
         ("bucket_mb", str(BUCKET_MB)): seen["trained_bytes"] > DDP_BUCKET_BYTES,
         ("keep_unsharded", ""): True,
         ("no_sync", str(seen["passes"])): replicas and seen["passes"] > 1,
-        ("compile", ""): "compile" not in wrappers,
-        ("channels_last", ""): convolves,
+        ("compile", ""): "compile" not in wrappers, ("channels_last", ""): convolves,
         ("cudnn_benchmark", ""): convolves and cuda,
-        ("threads", str(cores)): not cuda and seen["threads"] < cores,
-        ("tf32", ""): cuda,
+        ("threads", str(cores)): not cuda and seen["threads"] < cores, ("tf32", ""): cuda,
         ("malloc", ""): not cuda,
-    }
+    }  # fmt: skip
     return [
         (name, value)
         for (name, value), is_fitting in fits.items()

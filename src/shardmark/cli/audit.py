@@ -99,17 +99,11 @@ def audit(
     try:
         for count in _counts(ranks, parsed.ranks) if other is None else [_one_count(ranks, parsed)]:
             report = audit_script(
-                parsed,
-                ranks=count,
-                steps=steps,
-                until_epoch=until_epoch,
-                deterministic=deterministic,
-                accept=causes_of(accept, strict=strict),
-                longest_seconds=timeout,
-                writes_are_fine=writes_are_fine,
-                progress=PhaseLines(),
+                parsed, ranks=count, steps=steps, until_epoch=until_epoch,
+                deterministic=deterministic, accept=causes_of(accept, strict=strict),
+                longest_seconds=timeout, writes_are_fine=writes_are_fine, progress=PhaseLines(),
                 against=other,
-            )
+            )  # fmt: skip
             reports.append(report)
             if form is TextOrJson.TEXT:
                 say(*report_lines(report))

@@ -351,12 +351,9 @@ def hooked_environment(hooks: str, variables: Mapping[str, str]) -> dict[str, st
     """Environment in which every interpreter calls `module:function` after importing torch."""
     paths = [str(BOOTSTRAP), os.environ.get("PYTHONPATH", "")]
     return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "SHARDMARK_HOOKS": hooks,
-        "SHARDMARK_PATH": str(Path(__file__).parents[2]),
-        **variables,
-    }
+        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "SHARDMARK_HOOKS": hooks,
+        "SHARDMARK_PATH": str(Path(__file__).parents[2]), **variables,
+    }  # fmt: skip
 
 
 def check_exists(command: ScriptCommand) -> None:

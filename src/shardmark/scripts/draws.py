@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode  # torch.compile traces with tensors without values
 from torch.multiprocessing.reductions import StorageWeakRef  # no address is used again meanwhile
 from torch.utils._python_dispatch import TorchDispatchMode  # documented, but has no public name
 
@@ -104,6 +105,11 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watch, self._flow = watch, flow
         self._own_seed = False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch compile beside this mode, which sees what compiled code draws."""
+        return True
+
     def seeded(self, original: Callable[[int], torch.Generator], seed: int) -> torch.Generator:
         """Stand in the place of `torch.manual_seed`; libraries seed for whole programs."""
         self._own_seed = is_users(sys._getframe(2))  # the caller of what stands in the place
@@ -113,7 +119,7 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         self._flow.note_call(name, (*args, *(kwargs or {}).values()), result)
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if torch.Tag.nondeterministic_seeded not in func.tags or detect_fake_mode((args, result)):
             return result
         if any(_is_no_draw(value) for value in (*args[:1], result)):
             self._own_seed = False

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.func import debug_unwrap
 from torch.nn import functional
 from torch.nn.modules import module as global_hooks
@@ -29,7 +30,7 @@ from shardmark.scripts.draws import WatchDraws
 from shardmark.scripts.epoch import EpochSkip
 from shardmark.scripts.full_tensors import is_a
 from shardmark.scripts.interventions import built, named_in
-from shardmark.scripts.interventions.base import replace
+from shardmark.scripts.interventions.base import is_users, line_of, replace
 from shardmark.scripts.recording import PROCESS_FILE, Plan
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ def install() -> None:
         intervention.install()
     for watch in (
         *(_watch_modules, _watch_backward, _watch_optimizers, _watch_losses, _watch_clipping),
-        *(_watch_scalers, _watch_loaders, _watch_collectives, _refuse_own_ranks, watch_exit),
+        *(_watch_scalers, _watch_loaders, _watch_collectives, _watch_compiler, _refuse_own_ranks),
+        watch_exit,
     ):
         watch(observer)
     _set_devices_of_lightning()
@@ -94,11 +96,11 @@ def _watch_modules(observer: Observer) -> None:
     main = threading.main_thread()
 
     def before(module: nn.Module, _: Any) -> None:
-        if threading.current_thread() is main:
+        if not is_compiling() and threading.current_thread() is main:
             observer.before_module(module)
 
     def after(module: nn.Module, inputs: Any, keywords: Any, outputs: Any) -> None:
-        if threading.current_thread() is main:
+        if not is_compiling() and threading.current_thread() is main:
             observer.after_module(module, (inputs, keywords), outputs)
 
     global_hooks.register_module_forward_pre_hook(before)
@@ -186,7 +188,10 @@ def watch_deepspeed(observer: Observer, module: nn.Module) -> None:
 def _watch_losses(observer: Observer) -> None:
     def loss(original: Any, *args: Any, **kwargs: Any) -> Tensor:
         value: Tensor = original(*args, **kwargs)
-        if value.requires_grad and debug_unwrap(value) is value:  # torch.func has no numbers yet
+        plain_call = (
+            not is_compiling() and debug_unwrap(value) is value
+        )  # torch.func's lack numbers
+        if value.requires_grad and plain_call:
             named = inspect.signature(original).bind(*args, **kwargs).arguments
             target = list(named.values())[1]
             plain = (float, int, str)
@@ -274,6 +279,17 @@ def _watch_collectives(observer: Observer) -> None:
     for name in COLLECTIVES:
         if hasattr(dist, name):
             replace(dist, name, collective)
+
+
+def _watch_compiler(observer: Observer) -> None:
+    def compile_(original: Any, *args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(2)
+        if is_users(frame) or frame.f_code.co_name != "<module>":  # a library that is imported
+            place = line_of(frame) or f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            observer.record.compiled_at = observer.record.compiled_at or place
+        return original(*args, **kwargs)
+
+    replace(torch, "compile", compile_)
 
 
 def _set_devices_of_lightning() -> None:

@@ -77,17 +77,17 @@ def starter(folder: Path, *, writes_are_fine: bool) -> Iterator[Start]:
             if upper is not None:
                 Path(upper).mkdir()
             protection = Protection(
-                folder=str(folder),
-                records=plan.directory,
-                upper=upper,
-                owned=owned,
+                folder=str(folder), records=plan.directory, upper=upper, owned=owned,
                 revision=plan.revision,
-            )
+            )  # fmt: skip
             forks = ranks == 1 and not plan.guided and not command.names_ranks
             process = RankProcess.recorded(plan) if forks else None
             if process is not None and process.can_be_forked:
                 return start_fork(partial(process.run_alone, plan), log, protection)
-            variables = {**TRACKERS_OFF, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+            variables = {**TRACKERS_OFF, "OMP_NUM_THREADS": "1"}
+            variables["TORCHDYNAMO_DISABLE"] = (
+                "0" if "compile" in plan.interventions else "1"
+            )  # hooks see modules
             if not EXTENSIONS.is_dir() and "TORCH_EXTENSIONS_DIR" not in os.environ:
                 variables["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
             if command.names_ranks:  # the script may start one for each GPU that it sees

@@ -59,15 +59,12 @@ def described(loader: Any) -> Loader:
         values = {name: getattr(sampler, name, None) for name in SETTINGS}
         by_options = any(hasattr(sampler, name) for name in OF_SHUFFLING)
         return Loader(
-            batch_size=loader.batch_size,
-            length=len(loader),
-            samples=len(dataset),
-            available=available,
-            sampler=type(sampler).__name__,
+            batch_size=loader.batch_size, length=len(loader), samples=len(dataset),
+            available=available, sampler=type(sampler).__name__,
             shuffles=bool(getattr(sampler, "shuffle", by_options)),
             sampler_settings={n: value for n, value in values.items() if isinstance(value, int)},
             first_sample=_first_sample(loader, sampler),
-        )
+        )  # fmt: skip
     return Loader(batch_size=getattr(loader, "batch_size", None))
 
 

@@ -99,6 +99,8 @@ class Observer:
     """Number of windows that a replay skips."""
     _generators = b""
     """States of Python's and numpy's generators at the first forward pass."""
+    _passes_compiled = False
+    """True in a forward pass with gradients of a compiled model, whose code computes without."""
     loss_of_engine: Any = None
     """The loss that the script gives DeepSpeed's engine."""
     engine: type | None = None
@@ -176,6 +178,8 @@ class Observer:
                 if not (isinstance(part, _BatchNorm) and part.training)  # it does not read them
             )
             self.flow.add([b for part in parts for b in part.buffers(recurse=False)], {name})
+        if outermost:
+            self._passes_compiled = torch.is_grad_enabled() and "compile" in self.plan.interventions
         if not torch.is_grad_enabled():
             return
         if outermost:
@@ -199,8 +203,11 @@ class Observer:
             names = (*self.record.frameworks, *frameworks_of(module))
             self.record.frameworks = list(dict.fromkeys(names))
             hooks.watch_deepspeed(self, module)
-            if self.plan.deterministic:
-                _without_dropout(module)
+            for inner in module.modules() if self.plan.deterministic else ():
+                if is_a(inner, "_DropoutNd"):
+                    inner.p = 0.0  # type: ignore[assignment]
+                elif isinstance(getattr(inner, "dropout", None), float):
+                    inner.dropout = 0.0  # type: ignore[assignment]
             self.record.dropout |= _dropout(module)
             trained = [p for p in module.parameters() if p.requires_grad]
             dense = [p for p in trained if not is_distributed_tensor(p)]
@@ -737,6 +744,11 @@ class Observer:
         self.record.asked_lengths |= not self._busy and package not in LIBRARIES_OF_LOADERS
         return length
 
+    @property
+    def in_forward_pass(self) -> bool:
+        """True in the forward pass of a module of which gradients are computed."""
+        return bool(self._stack) and (torch.is_grad_enabled() or self._passes_compiled)
+
     def draw(self, place: str, value: Tensor, own_seed: bool) -> Tensor | None:
         """Record a draw.  A replay returns the ranks' draws in its place."""
         if self._busy or self.in_backward:
@@ -745,8 +757,9 @@ class Observer:
         if self._drawn_bytes > MOST_DRAWN_BYTES:
             return None
         drawn = value.detach().to("cpu", copy=True)
-        forward = len(self.record.forwards) if torch.is_grad_enabled() else 0
-        if self._stack and torch.is_grad_enabled():
+        with_gradients = self.in_forward_pass or torch.is_grad_enabled()
+        forward = len(self.record.forwards) if with_gradients else 0
+        if self.in_forward_pass:
             self.record.forward_draws.setdefault(forward, []).append(drawn)
         else:
             draw = Draw(place=place, value=drawn, forward=forward, own_seed=own_seed)
@@ -782,6 +795,8 @@ class Observer:
         seed = torch.initial_seed()
         self.record.seed = None if seed == self._seed_at_start else seed
         self.record.draws_elsewhere = self._generators != _generators()
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        self.record.graphs = 0 if dynamo is None else dynamo.counters["stats"]["unique_graphs"]
         self.record.servers = sorted(SERVERS & sys.modules.keys())
         self.record.on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
@@ -1069,11 +1084,3 @@ def _seed() -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def _without_dropout(model: nn.Module) -> None:
-    for module in model.modules():
-        if is_a(module, "_DropoutNd"):
-            module.p = 0.0  # type: ignore[assignment]
-        elif isinstance(getattr(module, "dropout", None), float):
-            module.dropout = 0.0  # type: ignore[assignment]

@@ -312,6 +312,10 @@ class Record:
     """Number of parameters of the optimizer that the model does not have."""
     joined: bool = False
     """True if the process was in a process group when it took a step."""
+    compiled_at: str = ""
+    """Line that leads to the first call of torch.compile, which has no effect; empty without."""
+    graphs: int = 0
+    """Number of graphs that torch.compile made: the hooks do not see the modules inside."""
     servers: list[str] = field(default_factory=list)
     """Packages of the script that generate samples outside of torch's operators here."""
     on_gpu: bool = False

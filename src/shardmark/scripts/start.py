@@ -143,14 +143,10 @@ def start_words(
     arguments = [str(reading), str(os.getpid()), facts, *words]
     with log.open("ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-E", "-S", "-P", "-c", code, *arguments],
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            pass_fds=[reading],
+            [sys.executable, "-E", "-S", "-P", "-c", code, *arguments], env=dict(environment),
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, pass_fds=[reading],
             start_new_session=True,
-        )
+        )  # fmt: skip
     os.close(reading)
     process.returncode = 0  # `Started` waits for it
     return Started(log, process.pid, writing)

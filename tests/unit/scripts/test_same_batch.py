@@ -68,6 +68,19 @@ def test_generators_of_other_arguments_have_ends_of_their_own(warm: bool, same: 
     assert [next(training) for _ in range(3)] == [0, 0, 0]
 
 
+def test_a_generator_of_another_epoch_returns_the_batches_of_the_first(same: SameBatch) -> None:
+    @same.of_function
+    def batches(split: str, epoch: int) -> Any:
+        yield from (f"{split} {epoch} {number}" for number in range(3))
+
+    first = [*batches("train", 0)]
+    assert [*batches("validate", 0)]
+    same.begin()
+    assert [*batches("train", 1)] == [*batches("train", 2)] == first
+    assert same.returned == 6
+    assert [*batches("test", 3)] == ["test 3 0", "test 3 1", "test 3 2"], "not known yet"
+
+
 def test_few_batches_of_a_long_evaluation_are_kept(same: SameBatch) -> None:
     long: DataLoader[Tensor] = DataLoader(torch.arange(200.0), 2)  # type: ignore[arg-type]
     assert len([*long]) == 100

@@ -44,6 +44,8 @@ class Improvement:
     """Changes of the script's lines, as a unified diff."""
     snippets: tuple[str, ...]
     """Changes that no single line shows."""
+    unfit: tuple[str, ...]
+    """Interventions that were asked for, and that the script has no place or no use for."""
 
 
 def patch_of(places: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:

@@ -9,19 +9,15 @@ from typing import Literal
 from shardmark.base.statistics.intervals import Estimate
 
 NAMES = {
-    "input": "waiting for input",
-    "communication": "communication that nothing hides",
+    "input": "waiting for input", "communication": "communication that nothing hides",
     "own_collectives": "collectives beside those of the gradients",
-    "late_rank": "waiting for a late rank",
-    "evaluation": "evaluation between the steps",
-    "checkpoint": "checkpoints",
-    "logging": "prints and logging",
+    "late_rank": "waiting for a late rank", "evaluation": "evaluation between the steps",
+    "checkpoint": "checkpoints", "logging": "prints and logging",
     "own_code": "the script's own code between the passes",
     "pipeline": "stages of a pipeline that wait between their passes",
-    "slow_steps": "steps that take longer than the median",
-    "update": "the optimizer's update",
+    "slow_steps": "steps that take longer than the median", "update": "the optimizer's update",
     "computing": "computing",
-}
+}  # fmt: skip
 NOTEWORTHY = 0.03
 """Share of a step from which a part is shown."""
 LATE = 0.05

@@ -203,7 +203,9 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
             place = _place(seen[rank or 0], kind)
             parts.append(Part(kind=kind, seconds=saved, rank=rank, place=place))
     counts = _counts(samples)
-    more = [*_more_reductions(counts, seen[0])]
+    more, loader, idle = [*_more_reductions(counts, seen[0])], counts["loader"], list[str]()
+    if loader and not loader["workers"] and largest_share(seen, "input") > WATCHED:
+        idle = [f"the loader at {loader['place']} has no workers: it loads while the model waits"]
     needed = next((p for p in parts if p.kind == "communication"), None)
     if needed is not None:  # the link takes long for a step's messages, or its rate is not known
         rate, rest_seconds = counts["link_bytes_per_second"], step.value - needed.seconds.value
@@ -220,18 +222,11 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
         needed = None
     update = samples.saved(UPDATE)
     return Explanation(
-        ranks=samples.world_size,
-        step=step,
-        lost=_lost(samples, shown, needed),
-        parts=shown,
-        undecided=undecided,
-        unknown=tuple(unknown),
-        update=update if update is not None and update.value > 0 else None,
-        needed=needed,
-        findings=(*more, *_idle_loader(counts, largest_share(seen, "input"))),
-        counts=counts,
-        notes=tuple(_notes(samples)),
-    )
+        ranks=samples.world_size, step=step, lost=_lost(samples, shown, needed), parts=shown,
+        undecided=undecided, unknown=tuple(unknown),
+        update=update if update is not None and update.value > 0 else None, needed=needed,
+        findings=(*more, *idle), counts=counts, notes=tuple(_notes(samples)),
+    )  # fmt: skip
 
 
 def largest_share(seen: Sequence[Mapping[str, Any]], kind: str) -> float:
@@ -415,12 +410,6 @@ def _more_reductions(counts: Mapping[str, Any], seen: Mapping[str, Any]) -> Iter
             f"{reduced / size:.1f} times the gradients are reduced a step: under accumulation, "
             "no_sync() leaves one reduction"
         )
-
-
-def _idle_loader(counts: Mapping[str, Any], input_share: float) -> Iterable[str]:
-    loader = counts["loader"]
-    if loader and not loader["workers"] and input_share > WATCHED:
-        yield f"the loader at {loader['place']} has no workers: it loads while the model waits"
 
 
 def _notes(samples: Samples) -> Iterable[str]:

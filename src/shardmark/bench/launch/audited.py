@@ -60,7 +60,14 @@ def audit_cells(
             equivalent=same,
             checks=tuple(check for report in written[-1:] for check in report.checks),
             cause=None if same else _cause(reports[answers.index(same)], first),
-            mathematics=tuple(f.reason for report in written for f in report.accepted),
+            mathematics=(
+                *(f.reason for report in written for f in report.accepted),
+                *{
+                    f"compiled ({r.uncompiled}), which was not compared"
+                    for r in written
+                    if r.uncompiled
+                },
+            ),
             accept=cell.measure.accepted,
             against=first,
         )
@@ -71,23 +78,17 @@ def _audited(cell: Trial, first: str = "") -> AuditReport | str:
     from shardmark.audit.script import Against, audit_script  # imports torch
 
     assert cell.script is not None
-    if re.search(r"\bcompile\b", cell.script.interventions):
-        return "the audit runs without torch.compile"
     reference, revision = cell.script.model_copy(update={"command": first}), cell.script.revision
     try:
         against = None
         if first:
             against = Against(command=reference.parsed(), ranks=cell.world_size, revision=revision)
         return audit_script(
-            cell.script.parsed(),
-            ranks=cell.world_size,
-            accept=cell.measure.accepted,
+            cell.script.parsed(), ranks=cell.world_size, accept=cell.measure.accepted,
             longest_seconds=min(LONGEST_SECONDS, cell.limits.trial_seconds),
-            writes_are_fine=cell.script.writes_are_fine,
-            against=against,
-            revision=revision,
+            writes_are_fine=cell.script.writes_are_fine, against=against, revision=revision,
             interventions=cell.script.interventions,
-        )
+        )  # fmt: skip
     except InputError as error:
         return str(error)
 

@@ -339,9 +339,10 @@ class _MeasuredScript:
             raise ScriptError(f"{NO_STEP}: {NO_STEP_REMEDY}")
         self._end_stretch(recorder, at_last_step=True)
         if not recorder.windows:
+            fewer = "" if self.interventions else ", or warm up for fewer (measure.warmup_steps)"
             raise ScriptError(
                 f"the script ended after {recorder.step} optimizer steps, which are warm-up; let it"
-                " take more, or warm up for fewer (measure.warmup_steps)"
+                f" take {self._trial.measure.warmup_steps + 1} or more{fewer}"
             )
         self._speed_is_measured(recorder)
         if self._until_exit:

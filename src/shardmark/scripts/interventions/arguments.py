@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar
 
@@ -17,6 +17,10 @@ from torch.utils.data import DataLoader, IterableDataset
 from shardmark.scripts.interventions.base import Intervention, line_of, replace
 
 signature_of = cache(inspect.signature)  # some of the calls are made in every step
+
+
+KINDS = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
+OPTIMIZERS = [kind for kind in KINDS if issubclass(kind, Optimizer)]
 
 
 class Arguments(Intervention):
@@ -34,11 +38,8 @@ class Arguments(Intervention):
     def install(self) -> None:
         self.places: dict[str, dict[str, dict[str, Any]]] = {}
         """Arguments by `FILE:LINE`, empty for a library's, and name of the class or function."""
-        for owner, name in self.functions():
+        for owner, name in self.owners:
             replace(owner, name, self._call)
-
-    def functions(self) -> Iterator[tuple[Any, str]]:
-        yield from self.owners
 
     def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return what is added to a call with these arguments."""
@@ -86,20 +87,19 @@ class PinMemory(Arguments):
 class Fused(Arguments):
     """Updates all parameters in one kernel."""
 
+    owners = tuple(
+        (kind, "__init__") for kind in OPTIMIZERS if "fused" in inspect.signature(kind).parameters
+    )
     added: ClassVar[dict[str, Any]] = {"fused": True}
     excluded = ("foreach",)
 
-    def functions(self) -> Iterator[tuple[Any, str]]:
-        for kind in vars(torch.optim).values():
-            if isinstance(kind, type) and issubclass(kind, Optimizer):
-                names = inspect.signature(kind).parameters
-                if self.added.keys() <= names.keys():
-                    yield kind, "__init__"
 
-
-class Foreach(Fused):
+class Foreach(Arguments):
     """Updates the parameters in few calls."""
 
+    owners = tuple(
+        (kind, "__init__") for kind in OPTIMIZERS if "foreach" in inspect.signature(kind).parameters
+    )
     added: ClassVar[dict[str, Any]] = {"foreach": True}
     excluded = ("fused",)
 

@@ -6,12 +6,13 @@ import copy
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import is_not
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future  # torch's own wrapper of a result
 from torch.distributed import distributed_c10d as c10d
@@ -134,7 +135,7 @@ def _method(owner: NoPeers, group: Any, name: str) -> Callable[..., Any]:
             for output in outputs:
                 output.zero_()
         done: torch.futures.Future[Any] = torch.futures.Future()
-        done.set_result(_tensors(outputs))
+        done.set_result(pytree.tree_leaves(outputs))
         return _create_work_from_future(done)
 
     disabled: Callable[..., Any] = torch.compiler.disable(call)  # type: ignore[no-untyped-call]
@@ -145,9 +146,3 @@ def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
     if isinstance(outputs, Tensor):
         return [(outputs, inputs)]
     return [*zip(outputs, inputs, strict=False)]  # one of the ranks has both of them
-
-
-def _tensors(outputs: Any) -> Sequence[Tensor]:
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    return [tensor for output in outputs for tensor in _tensors(output)]

@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import math
+import re
 import runpy
 from collections.abc import Callable, Iterator, MutableMapping
 from itertools import cycle
@@ -19,6 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.scripts.interventions.base import Intervention, replace
 
+NUMBER = re.compile(r"\b\d+\b")
 MOST_KEPT = 32
 """Batches that are kept of a loader or function: an evaluation may have many."""
 
@@ -42,6 +44,8 @@ class SameBatch(Intervention):
         self.kept_batches: dict[object, list[Any]] = {}
         self.ends: dict[object, float] = {}
         """Numbers of batches that loaders without a length, and generators, gave to their end."""
+        self.first_of: dict[object, object] = {}
+        """First call of a generator by its arguments without numbers, as those of epochs."""
         self.begun = False
         self.returned = 0
         counts: dict[int, int] = {}
@@ -109,7 +113,11 @@ class SameBatch(Intervention):
         @functools.wraps(function)
         def generate(*arguments: Any, **keywords: Any) -> Iterator[Any]:
             batches = function(*arguments, **keywords)
-            source = function, repr((arguments, keywords))  # an evaluation's has an end of its own
+            words = repr((arguments, keywords))  # an evaluation's has an end of its own
+            source: object = function, words
+            first = self.first_of.setdefault((function, NUMBER.sub("", words)), source)
+            if self.begun and source not in self.again:  # it is for another epoch
+                source = first
             for count in itertools.count():
                 if self.begun and source in self.again:
                     if count >= self.ends.get(source, math.inf):

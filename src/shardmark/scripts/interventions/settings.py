@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -37,16 +36,28 @@ class NoSync(Intervention):
 
 
 class Compile(Intervention):
-    """Compiles the first module that is called and trains, by the backend that the value says."""
+    """Compiles the first module that trains, without DDP, by the backend that the value says."""
 
     def install(self) -> None:
-        def called(module: nn.Module, _: Any) -> None:
-            trains = any(parameter.requires_grad for parameter in module.parameters())
-            if trains and module.training and torch.is_grad_enabled():
-                hook.remove()
-                module.compile(backend=self.value or "inductor")
+        backend, audited = self.value or "inductor", not hasattr(self, "place")
+        compiled = torch.compile  # without the audit's hook
+        if audited:  # as the uncompiled model draws and rounds
+            from torch._inductor import config
 
-        hook = register_module_forward_pre_hook(called)
+            config.fallback_random = config.emulate_precision_casts = True
+
+        def call(original: Any, module: nn.Module, *inputs: Any, **more: Any) -> Any:
+            trains = any(parameter.requires_grad for parameter in module.parameters())
+            trains &= module.training and torch.is_grad_enabled()
+            if trains and not isinstance(module, DistributedDataParallel):
+                nn.Module.__call__ = original  # type: ignore[method-assign]
+                if audited:  # hooks see the call itself
+                    module.forward = compiled(module.forward, backend=backend)
+                else:
+                    module.compile(backend=backend)
+            return original(module, *inputs, **more)
+
+        replace(nn.Module, "__call__", call)
 
 
 class ChannelsLast(Intervention):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardmark.bench.analysis.improvement import patch_of
+from shardmark.bench.analysis.compare.race import Race
+from shardmark.bench.analysis.improvement import Improvement, patch_of
+from shardmark.bench.report.answers.improvement import answer_of
 
 SCRIPT = """\
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -96,3 +99,10 @@ def test_an_argument_is_added_behind_the_last_one(
     patch, _ = patch_of({"train.py:1": {"Adam": {"fused": True}}})
     subprocess.run(["patch", "-p1"], input=patch.encode(), check=True)
     assert Path("train.py").read_text() == f"{after}\n"
+
+
+def test_a_change_that_was_asked_for_and_does_not_fit_is_named() -> None:
+    race: Any = Race(reference=None, racers=(), margin=0.01)  # type: ignore[arg-type]
+    facts: Any = {"interventions": (), "best": "", "patch": "", "snippets": ()}
+    assert "fused" in answer_of(Improvement(race=race, unfit=("fused",), **facts))
+    assert "Not tried" not in answer_of(Improvement(race=race, unfit=(), **facts))

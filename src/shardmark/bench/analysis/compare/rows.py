@@ -24,7 +24,7 @@ from shardmark.base.metrics import (
 )
 from shardmark.base.results.schema import Failure, Outcome, TrialResult
 from shardmark.base.results.store import StoredRun
-from shardmark.base.results.verification import Verdict
+from shardmark.base.results.verification import NOT_TRIED, Verdict
 from shardmark.base.statistics.effects import Difference, Effect
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
 from shardmark.base.text import counted, with_options
@@ -110,7 +110,7 @@ class Row:
     accepted: tuple[str, ...] = ()
     """Deviations of a script that the user accepts."""
     deviation: str | None = None
-    """Cause of a deviation from the reference."""
+    """Cause of a deviation from the reference, or why it is not known."""
     guarantee: str | None = None
     """Verified guarantee of a strategy that is not intended to be equivalent."""
     disturbed: str | None = None
@@ -450,8 +450,8 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
             source = run.verification.verdict_of(verdict.tried_as)
             other = [part for part in _sizes(source or verdict) if part not in _sizes(verdict)]
             verified["inherits"] = ", ".join(other) or "another cell"
-        if verdict.equivalent is False and verdict.cause:
-            verified["deviation"] = verdict.cause.text
+        if not verdict.equivalent and (cause := verdict.cause):
+            verified["deviation"] = cause.evidence if cause.text == NOT_TRIED else cause.text
     return Row(
         experiment=experiment,
         workload=_workload_label(first),

@@ -21,9 +21,13 @@ def improvement_lines(improvement: Improvement) -> list[str]:
 
 def answer_of(improvement: Improvement) -> str:
     """Return the first line: how much faster the fastest set is, and by what."""
+    unfit = improvement.unfit
     racers = {racer.row.strategy: racer for racer in improvement.race.racers}
     open_ = [name for name, racer in racers.items() if verdict_on(racer) == "not decided"]
-    more = f"  Not decided: {', '.join(open_)}." if open_ else ""
+    disturbed = next((r.row.disturbed for r in racers.values() if r.row.disturbed), None)
+    cause = f" (trials were disturbed: {disturbed})" if disturbed else ""
+    more = f"  Not decided: {', '.join(open_)}{cause}." if open_ else ""
+    more += f"  Not tried, for want of a place or use: {', '.join(unfit)}." if unfit else ""
     if not improvement.best:
         shown = [name for name in racers if name not in open_]
         text = f" (tried: {', '.join(shown)})" if shown else ""

@@ -132,15 +132,9 @@ def division_facts(division: Division) -> dict[str, Any]:
 
 def _part_facts(part: Part) -> dict[str, Any]:
     return {
-        "kind": part.kind,
-        "seconds": _ends(part.seconds),
-        "rank": part.rank,
-        "place": part.place,
-        "of": part.lateness,
-        "phase": part.phase,
-        "how": part.known_by,
-        "text": cause_of(part),
-    }
+        "kind": part.kind, "seconds": _ends(part.seconds), "rank": part.rank, "place": part.place,
+        "of": part.lateness, "phase": part.phase, "how": part.known_by, "text": cause_of(part),
+    }  # fmt: skip
 
 
 def _ends(estimate: Estimate) -> dict[str, float | None]:

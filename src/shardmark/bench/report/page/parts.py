@@ -205,7 +205,15 @@ def verification_tables(runs: Sequence[StoredRun]) -> list[VerificationTables]:
     tables = []
     for run in runs:
         if run.verification is not None:
-            verdicts = sorted(run.verification.verdicts, key=_order)
+            verdicts = sorted(
+                run.verification.verdicts,
+                key=lambda v: (
+                    plain(v.varied),
+                    v.strategy,
+                    plain(v.strategy_options),
+                    v.world_size,
+                ),
+            )
             tables.append(
                 VerificationTables(
                     run=run.name,
@@ -257,11 +265,6 @@ def _number(title: str, unit: str = "") -> Column:
 
 def _text(title: str) -> Column:
     return Column(title, title, numeric=False)
-
-
-def _order(verdict: Verdict) -> tuple[object, ...]:
-    options, varied = plain(verdict.strategy_options), plain(verdict.varied)
-    return (varied, verdict.strategy, options, verdict.world_size)
 
 
 def _place(verdict: Verdict) -> str:
