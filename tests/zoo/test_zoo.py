@@ -237,6 +237,49 @@ def step(inputs, targets):
     (((model(inputs) - targets) ** 2).sum() / 4).backward()
     optimizer.step()
 """,
+    "two sums, of which one has a weight, that are divided by the batch size of a rank": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def step(inputs, targets):
+    outputs = model(inputs)
+    errors = nn.functional.mse_loss(outputs, targets, reduction="sum")
+    divergence = (outputs.exp() - outputs - 1).sum()
+    ((errors + 0.5 * divergence) / 4).backward()
+    optimizer.step()
+""",
+    "a sum that is divided by the batch size of a rank, a mean, and the squares of weights": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def step(inputs, targets):
+    outputs = model(inputs)
+    errors = nn.functional.mse_loss(outputs, targets, reduction="sum") / 4
+    squares = sum((parameter ** 2).sum() for parameter in model.parameters())
+    (errors + outputs.exp().mean() + 0.1 * squares).backward()
+    optimizer.step()
+""",
+    "two sums in a model that computes its loss, of which one is rare": """
+class Tasks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, inputs, targets):
+        loss = nn.functional.mse_loss(self.first(inputs), targets, reduction="sum") / 4
+        rare = inputs[:, 0] > 1
+        if rare.any():
+            outputs = self.second(inputs[rare])
+            loss = loss + nn.functional.mse_loss(outputs, targets[rare, :1], reduction="sum") / 4
+        return loss
+
+model = nn.parallel.DistributedDataParallel(Tasks(), find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    model(inputs, targets).backward()
+    optimizer.step()
+""",
     "a batch that is split into micro-batches of a fixed size": """
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -503,23 +546,35 @@ def test_random_numbers_of_python_in_the_model_or_the_loss_cannot_be_told(
     assert "random numbers" in report.answer
 
 
+ERRORS = "nn.functional.mse_loss(outputs, targets, reduction='sum')"
+
+
 @pytest.mark.parametrize(
-    ("term", "cause"),
+    ("loss", "cause"),
     [
-        ("outputs.exp().sum()", "averaged_sum"),
-        ("outputs.exp().sum(1).topk(2).values.mean()", "whole_batch_loss"),  # the hardest samples
+        ("nn.functional.mse_loss(outputs, targets) + outputs.exp().sum()", "averaged_sum"),
+        (  # the hardest samples
+            "nn.functional.mse_loss(outputs, targets) + outputs.exp().sum(1).topk(2).values.mean()",
+            "whole_batch_loss",
+        ),
+        (f"{ERRORS} + outputs.exp().sum()", "averaged_sum"),
+        (f"{ERRORS} / 4 + 0.5 * outputs.exp().sum()", "averaged_sum"),
+        (f"({ERRORS} + outputs.exp().sum()) / 12", "averaged_sum"),  # no size of a batch
+        (  # rank 1 has all targets of step 1
+            "(outputs - targets).square()[inputs[:, 0] < -0.5].sum()"
+            " / (inputs[:, 0] < -0.5).sum().clamp(min=1)",
+            "uneven_weights",
+        ),
     ],
 )
-def test_a_term_that_is_a_sum_is_told_from_one_of_the_full_batch(
-    term: str, cause: str, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_a_sum_is_told_from_others(loss: str, cause: str, tmp_path: Path) -> None:
     parts = f"""
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 def step(inputs, targets):
     outputs = model(inputs)
-    (nn.functional.mse_loss(outputs, targets) + {term}).backward()
+    ({loss}).backward()
     optimizer.step()
 """
     path = tmp_path / "train.py"

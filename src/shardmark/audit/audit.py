@@ -45,9 +45,7 @@ PLAIN_MEANS = {"uneven_micro_batches", "uneven_weights", "whole_batch_loss"}
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
 UNCOMPILED = "what torch.compile makes is not compared ({}): it was switched off"
-DIVIDED = (
-    "the script divides by the samples of one rank; one process's loss is divided by the ranks"
-)
+DIVIDED = "the script divides by one rank's samples: one process's loss is divided by the ranks"
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
 
 
@@ -255,7 +253,7 @@ class Runs:
     def plan(self, name: str, **changes: Any) -> Plan:
         recorded, order = self.recording.directory, tuple(range(self.ranks))
         facts: dict[str, Any] = {"order": order, "recorded": recorded, "observer": REPLAYS}
-        name += "-divided" * self.recording.divides_loss
+        name += "-divided" * bool(self.recording.divided_terms)
         facts |= {"grows": self.grows, "directory": str(Path(recorded).parent / name), **changes}
         return replace(self.recording, **facts)
 
@@ -305,8 +303,8 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
             if again is not None and tuples.matched and not _order_matters(tuples, again):
                 records, replay = tuples, again
                 break
-    if records.matched and causes.is_mean_of_rank(records):
-        runs.recording = replace(runs.recording, divides_loss=True)
+    if records.matched and (terms := causes.means_of_rank(records)):
+        runs.recording = replace(runs.recording, divided_terms=terms)
         replay, disturbed = runs.in_two_orders("replay")
         records = replace(records, replay=replay, disturbed=disturbed)
     if records.reduces_in_step:
@@ -382,7 +380,9 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         if unclear and (finding is None or finding.name == "whole_batch_loss"):
             # The ranks' models differ, or one process has several gradients or other micro-batches.
             finding = next(causes.causes_found("accumulation", records), None)
-        if deviates and (finding is None or _vanishes(records, replay)):
+        sizes = map(stacked, (records.replayed(replay), records.weights_at_start()))
+        norm, of_weights = map(np.linalg.norm, sizes)
+        if deviates and (finding is None or norm < VANISHING * of_weights):
             spread = runs.effect_of_rounding(seen, replay)
             if MARGIN * spread > off_from(replay):
                 return runs.untold(
@@ -430,7 +430,7 @@ def _after_first_gradient(
     if late and not findings and replay.unmatched and _own_gradients_show(runs, records, replay):
         return _against_own_gradients, records
     notes = _notes(records, replay)
-    notes += [DIVIDED] * runs.recording.divides_loss
+    notes += [DIVIDED] * bool(runs.recording.divided_terms)
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):
         return runs.untold(
@@ -491,11 +491,6 @@ def _without_accepted(runs: Runs, records: Records, finding: Finding) -> tuple[B
         used, _ = aligned(records.gradients(), records.replayed(records.replay))
         return _against_replay, replace(records, accepted_rounding=causes.rounding(used))
     return _against_own_gradients, records
-
-
-def _vanishes(records: Records, replay: Record) -> bool:
-    gradient, weights = stacked(records.replayed(replay)), stacked(records.weights_at_start())
-    return float(np.linalg.norm(gradient)) < VANISHING * float(np.linalg.norm(weights))
 
 
 def _order_matters(records: Records, replay: Record) -> bool:

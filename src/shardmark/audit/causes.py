@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import hypot, inf, prod
+from operator import mul
 from pathlib import Path
 from typing import Literal
 
@@ -88,13 +89,10 @@ class Cause:
     """Looks at records; several causes share a look that tells them apart."""
     explains_gradient: bool = False
     """True if a deviating gradient needs no other cause."""
+    stage: Stage = "ranks"
+    """Place of the fault.  A stage tries its causes in the order of the table."""
     in_one_process: str = ""
     """Predicate of the ranks and one process in the answer, if it has the fault, too."""
-
-    @property
-    def stage(self) -> Stage:
-        """Place of the fault.  A stage tries its causes in the order of the table."""
-        return STAGES.get(self.find, "ranks")
 
 
 def finding(name: str, deviation: str, evidence: str, **facts: object) -> Finding:
@@ -716,42 +714,67 @@ def of_factor(records: Records, *vectors: Vectors) -> Finding | None:
             if reduction is None:
                 origin = f"it is summed over the ranks, or multiplied by {ranks}"
             return finding("summed", off, evidence, origin=origin, ranks=ranks)
-    if abs(factor * ranks - 1) < EXPLAINED:
-        single_micros = records.replay.steps[0].micros if records.replay is not None else []
-        micros = [rank.steps[0].micros for rank in records.ranks]
-        off = f"the gradient is {ranks} times too small"
-        if _size_of_sums(micros, single_micros) is not None:
-            function = single_micros[0].losses[0].function
-            evidence += f"; {function} is called with reduction='sum'"
-            return finding("averaged_sum", off, evidence, ranks=ranks)
-        return (None if vectors else of_norm(records)) or finding("averaged_twice", off, evidence)
-    return None
+    sums = [_summed([micros]) for micros in records.local_gradients()]
+    empty = any(total and not np.any(stacked(total)) for total in sums)
+    if abs(factor * ranks - 1) > EXPLAINED or empty:  # a rank without targets weighs too much
+        return None
+    off, text = f"the gradient is {ranks} times too small", text_of_sums(records)
+    of_one = records.replay.steps[0].micros if records.replay is not None else []
+    if _size_of_sums([rank.steps[0].micros for rank in records.ranks], of_one) is not None:
+        text = f"{of_one[0].losses[0].function} is called with reduction='sum'"
+    if text:
+        return finding("averaged_sum", off, f"{evidence}; {text}", ranks=ranks)
+    return (None if vectors else of_norm(records)) or finding("averaged_twice", off, evidence)
 
 
-def is_mean_of_rank(records: Records) -> bool:
-    """True if a rank's loss is the mean over its targets or rows, and one process's N times that.
+def means_of_rank(records: Records) -> tuple[str, ...]:
+    """Keys of the terms that the script divides by a number of its own: a rank's rows, or targets.
 
-    The script divides a sum by a number of its own, such as the batch size of a rank.
+    Their sums over all ranks' samples are N times as large, and so is one process's gradient.
     """
     if abs((_gradient_factor(records) or 0.0) - 1) > EXPLAINED:
-        return False
-    first = records.ranks[0]
-    rows = sum(f.rows for f in first.forwards if f.step == 0)
-    processes = [*records.ranks, records.one_process]
-    for with_losses in (processes, list(map(_of_means, processes))):
-        factors, counts = _sums_of_first_step(with_losses)
-        factors[-1] /= records.count
-        sizes = (1.0, counts[0] / max(rows, 1))
-        means = all(factors) and any(_constant([*factors, size]) for size in sizes)
-        if means and all(counts) and _constant(counts[:-1]) and rows > len(first.steps[0].micros):
-            return True
-    return False
+        return ()
+    keys, first = sums_over_samples(records, on_all=False), records.ranks[0]
+    rows = {loader.largest_batch or loader.batch_size or 0 for loader in first.loaders}
+    rows |= {forward.rows for forward in first.forwards if forward.step == 0}
+    of_ranks = [rank.steps[0].micros for rank in records.ranks]
+    targets = (
+        {int(call.weight) for micro in micros for call in micro.losses}
+        | {term.count for micro in micros for term in micro.terms}
+        for micros in of_ranks
+    )
+    sizes = {n * k for n in rows | set.intersection(*targets) for k in (1, len(of_ranks[0]))}
+    divided = {
+        term.key
+        for term in (term for micros in of_ranks for micro in micros for term in micro.terms)
+        for factor in (*term.factors, *accumulate(term.factors, mul))
+        if term.is_mean or any(abs(factor * size - 1) < EXACT for size in sizes if size > 1)
+    }
+    return tuple(sorted(keys)) if keys <= divided else ()
 
 
-def _sums_of_first_step(processes: Sequence[Record]) -> tuple[list[float], list[float]]:
-    """Sums of each process's loss factors, 0 where unknown, and of its targets that count."""
-    of_step = [process.steps[0].micros for process in processes]
-    return [sum(loss_factors(m)) for m in of_step], [sum(counted_targets(m)) for m in of_step]
+def sums_over_samples(records: Records, *, on_all: bool = True) -> set[str]:
+    """Keys of the terms that are sums with one weight in one process and on all, or some, ranks."""
+    *of_ranks, of_one = (
+        [term for micro in process.steps[0].micros for term in micro.terms]
+        for process in (*records.ranks, records.one_process)
+    )
+    keys = {term.key for term in of_one}
+    counts = {key: sum(term.count for term in of_one if term.key == key) for key in keys}
+    for terms in of_ranks:
+        for term in terms:
+            counts[term.key] = counts.get(term.key, 0) - term.count
+        on_rank, functions = {term.key for term in terms}, {term.function for term in terms}
+        keys -= {key for key in keys - on_rank if on_all or key.split()[0] in functions}
+    # What does not depend on samples has as many results on one rank as in one process.
+    return {key for key in keys if not counts[key]}
+
+
+def text_of_sums(records: Records) -> str:
+    """Name the functions whose sums all ranks' losses have; empty without any."""
+    keys = set() if records.replay is None else sums_over_samples(records)
+    names = ", ".join(sorted({key.split()[0] for key in keys}))
+    return names and f"the loss adds up {names} with one weight on the ranks and in one process"
 
 
 def of_clipping(records: Records) -> Finding | None:
@@ -936,7 +959,8 @@ def of_weighting(records: Records) -> Finding | None:
 
 def _have_own_factors(records: Records) -> bool:
     """True if ranks with equally many targets multiply their means by numbers of their own."""
-    factors, counts = _sums_of_first_step(records.ranks)
+    micros = [rank.steps[0].micros for rank in records.ranks]
+    factors, counts = ([sum(f(m)) for m in micros] for f in (loss_factors, counted_targets))
     return all(factors) and all(counts) and _constant(counts) and not _constant(factors)
 
 
@@ -956,29 +980,14 @@ def of_whole_batch(records: Records) -> Finding | None:
     # The last rank shows models that differ by rank in parts that the optimizer does not train.
     if not (first and reduced_right and _has_own_gradient(records, records.count - 1)):
         return None
-    if _has_summed_term(records):
-        evidence = "one process that gets samples several times adds up a part of their loss"
-        return finding("averaged_sum", off, evidence, ranks=records.count)
+    if text := text_of_sums(records):
+        return finding("averaged_sum", off, text, ranks=records.count)
     return finding(
         "whole_batch_loss",
         off,
         "one process that trains on one rank's samples alone has that rank's gradient, and these "
         "gradients are averaged, but no weighting of them gives that of all samples together",
     )
-
-
-def _has_summed_term(records: Records) -> bool:
-    """True if a rank's samples, N times, give one process's gradient; each time adds as much."""
-    count = records.count
-    more = [records.alone(*[0] * n) for n in (1, count, count + 1)]
-    several = [more[1], *(records.alone(*[rank] * count) for rank in range(1, count))]
-    if None in several or None in more:
-        return False
-    means = scaled(1 / count, _summed([[records.replayed(r)] for r in several]))
-    once, often, again = map(records.replayed, more)
-    next_one: Vectors = {n: often[n] + (often[n] - once[n]) / (count - 1) for n in once}
-    adds = reproduces(again, next_one, often, records.floor)
-    return adds and reproduces(records.expected, means, records.gradients(), records.floor)
 
 
 def draws_elsewhere(records: Records) -> bool:
@@ -1490,15 +1499,6 @@ def of_micro_batches(records: Records) -> Finding | None:
         f"the gradient is off by {percent(off)} from that of one pass",
         f"a micro-batch with {fewest}, and one with {most}",
     )
-
-
-STAGES: dict[Callable[[Records], Finding | None], Stage] = {
-    **dict.fromkeys((of_factor, of_clipping, of_weighting), "gradient"),
-    **dict.fromkeys((of_batch_norm, of_whole_batch, of_precision), "gradient"),
-    of_schedule: "rates",
-    of_micro_batches: "accumulation",
-}
-"""Stages of the looks that need more than the ranks' records."""
 
 
 _TEXT = Path(__file__).with_name("causes.yaml").read_text(encoding="utf-8")

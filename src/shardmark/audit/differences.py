@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from torch.nn import functional
 
 from shardmark.audit import causes
@@ -49,19 +51,9 @@ LIMITS = (0.1, 0.5, 1.0, 5.0)
 RANDOM_OR_ROUNDED = {"precision", "dropout", "batch_norm"}
 """Differences that explain other outputs of the same weights and samples."""
 
-STAGES = {
-    **dict.fromkeys(("frozen", "tied_weights", "parameters", "weights_type", "resumed"), MODEL),
-    **dict.fromkeys(("start", "samples", "sample_values", "batch"), TAKEN_AWAY),
-    **dict.fromkeys(("same_data", "data_divided_twice", "data_dropped"), TAKEN_AWAY),
-    **dict.fromkeys(("data_repeated", "same_order_every_epoch"), TAKEN_AWAY),
-    **dict.fromkeys(("accumulation", "inputs"), INPUTS),
-    **dict.fromkeys(("precision", "dropout", "batch_norm", "targets"), FORWARD),
-    **dict.fromkeys(("outputs", "loss_function", "loss_options", "loss_term", "loss"), FORWARD),
-    "clipping": CLIPPING,
-    **dict.fromkeys(("weight_decay", "learning_rate", "optimizer_setting"), UPDATE),
-    **dict.fromkeys(("optimizer", "state_type"), UPDATE),
-    **dict.fromkeys(("schedule", "weights_changed", "state_lost", "gradient_kept"), LATER_STEPS),
-    **dict.fromkeys(("average", "buffers"), TAKEN_AWAY),  # no gradient depends on them
+_TEXT = Path(__file__).with_name("stages.yaml").read_text(encoding="utf-8")
+STAGES: dict[str, int] = {
+    name: globals()[s] for s, names in yaml.safe_load(_TEXT).items() for name in names
 }
 """Stage of each difference; those of the gradient are left out."""
 
@@ -694,9 +686,6 @@ def of_settings(scripts: Scripts) -> Iterator[Finding]:
     yield from islice(rates, 1)
 
 
-SETTING_NAMES = {"lr": "learning_rate", "weight_decay": "weight_decay"}
-
-
 def _of_setting(scripts: Scripts, key: str, step: int) -> Iterator[Finding]:
     of_b, of_a = (settings_of(record, step) for record in (scripts.b[0], scripts.a[0]))
     other: dict[tuple[float, float], list[str]] = {}
@@ -708,7 +697,7 @@ def _of_setting(scripts: Scripts, key: str, step: int) -> Iterator[Finding]:
         return
     (own_value, a_value), names = max(other.items(), key=lambda pair: len(pair[1]))
     of_names = "" if len(names) == len(scripts.pairs) else f" of {listed(names)}"
-    setting = SETTING_NAMES.get(key)
+    setting = {"lr": "learning_rate", "weight_decay": "weight_decay"}.get(key)
     text = setting.replace("_", " ") if setting else key
     at = f" of step {step + 1}" if key == "lr" else ""
     yield differing(

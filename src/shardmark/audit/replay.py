@@ -209,10 +209,19 @@ class ReplayObserver(Observer):
 
     def before_backward(self, tensors: Any, gradients: Any = None) -> None:
         super().before_backward(tensors, gradients)
-        if self.plan.divides_loss and self._micro.loss is not None:
-            self._micro.loss /= (count := len(self._ranks))
-            for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
-                loss.register_hook(lambda gradient: gradient / count)
+        terms = self.plan.divided_terms
+        others = {edge for term, _, path, _ in self._ends if term.key not in terms for edge in path}
+        paths = [path for term, _, path, _ in self._ends if term.key in terms]
+        if paths and not others and self._micro.loss is not None:
+            self._micro.loss /= len(self._ranks)
+        # Each is divided where its way leaves that of the others.
+        ways = ([edge for edge in path if edge not in others] for path in paths)
+        for node, number in {way[0] for way in ways if way}:
+            node.register_hook(partial(self._divide, number))
+
+    def _divide(self, number: int, results: Sequence[Tensor], _: Any) -> tuple[Tensor, ...]:
+        of_terms = (results[number] / len(self._ranks),)
+        return (*results[:number], *of_terms, *results[number + 1 :])
 
     def before_step(self, optimizer: Any) -> None:
         """Record the script's own learning rates, and let the optimizer use those of rank 0."""

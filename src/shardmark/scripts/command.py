@@ -15,27 +15,24 @@ from difflib import get_close_matches
 from itertools import takewhile
 from pathlib import Path
 
+import yaml
+
 from shardmark.base.errors import InputError
 from shardmark.base.system.modules import find_without_import
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
-RANK_OPTIONS = {
-    "torchrun": ("--nproc-per-node", "--nproc_per_node"),
-    "accelerate": ("--num-processes", "--num_processes"),
-    "deepspeed": ("--num-gpus", "--num_gpus", "--num_accelerators"),
-    "fabric": ("--devices",),
-}
-"""Options of launchers with the number of ranks; the first spelling is shown to users."""
+_TABLES = yaml.safe_load(Path(__file__).with_name("launchers.yaml").read_text(encoding="utf-8"))
+RANK_OPTIONS: Mapping[str, list[str]] = _TABLES["rank_options"]
+LAUNCHERS: Mapping[str, list[list[str]]] = _TABLES["launchers"]
+TORCHRUN_FLAGS, SHELLS, CLUSTERS = map(_TABLES.get, ("torchrun_flags", "shells", "clusters"))
+WRAPPERS = {name: word.split() for word, names in _TABLES["wrappers"].items() for name in names}
 
 RENDEZVOUS = re.compile(
     r"--(standalone|rdzv[-_]\w+|master[-_](addr|port)|main[-_](process[-_])?(ip|port|address)"
     r"|node[-_]rank|nnodes|num[-_](nodes|machines)|machine[-_]rank)"
 )
 """Options that name a meeting point or machines: each start gets a meeting point of its own."""
-
-FLAGS = {"--standalone"}
-"""Options among them without a value."""
 
 TORCHRUN = ("-m", "torch.distributed.run")
 RANKS = "{ranks}"
@@ -47,46 +44,13 @@ SCRIPT = re.compile(r"\.(pyc?|ipynb)$")
 VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 PYTHON = re.compile(r"python[\d.]*")
 
-LAUNCHERS = {
-    "torchrun": (
-        ("torchrun",),
-        ("python", "-m", "torch.distributed.run"),
-        ("python", "-m", "torch.distributed.launch"),
-    ),
-    "accelerate": (
-        ("accelerate", "launch"),
-        ("accelerate-launch",),
-        ("python", "-m", "accelerate.commands.launch"),
-    ),
-    "deepspeed": (("deepspeed",),),
-    "fabric": (("fabric", "run"), ("python", "-m", "lightning.fabric.cli", "run")),
-    "python": (("python",),),
-}
-"""First words of commands by launcher."""
-
 AUTOMATIC = {"gpu", "auto", "cpu", "xpu"}
 """Numbers of ranks that torchrun chooses by the machine."""
 
-TORCHRUN_FLAGS = {
-    *FLAGS, "--no-python", "--no_python", "--run-path", "--run_path", "--use-env", "--use_env",
-    "--virtual-local-rank", "--virtual_local_rank", "-h", "--help",
-}  # fmt: skip
-"""Options of torchrun without a value."""
-
-WRAPPERS = {
-    **dict.fromkeys(("nohup", "nice", "stdbuf", "taskset", "numactl", "time", "setsid"), ()),
-    **dict.fromkeys(("uv", "poetry", "pdm", "pipenv", "hatch", "rye", "pixi"), ("run",)),
-    **dict.fromkeys(("conda", "mamba", "micromamba"), ("run",)),
-}
-"""Programs that start the rest of their words, with the words that follow their name."""
 VALUED = re.compile(
     r"-[cnpu]|--(with|python|extra|group|env-file|project|directory|package|name|prefix|cwd|unset)"
 )
 """Options of wrappers whose value is the next word."""
-
-SHELLS = {"bash", "sh", "zsh", "dash", "source", "."}
-CLUSTERS = {"srun", "mpirun", "mpiexec", "sbatch", "jsrun", "horovodrun", "torchx", "ray", "qsub"}
-"""Programs that start ranks on machines that the audit does not use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +142,7 @@ def _wrapper(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
         if variables:
             wrapper += ["env", *variables]
             del rest[: len(variables)]
-        elif name == "env" or (follows is not None and (*rest[1 : 1 + len(follows)],) == follows):
+        elif name == "env" or (follows is not None and rest[1 : 1 + len(follows)] == follows):
             count = 1 + len(follows or ())
             while count < len(rest) and rest[count].startswith("-") and rest[count] != "-m":
                 count += 2 if VALUED.fullmatch(rest[count]) else 1
@@ -293,7 +257,7 @@ def _with_launcher(launcher: str, head: Sequence[str], rest: Sequence[str]) -> S
         if not (counts_ranks or RENDEZVOUS.fullmatch(option)):
             words.append(option + equals + value)
             continue
-        if not equals and option not in FLAGS:
+        if not equals and option != "--standalone":  # which has no value
             value = options.pop(0) if options else ""
         if counts_ranks:
             ranks = None if value in AUTOMATIC else _positive(value, option)

@@ -59,6 +59,7 @@ from shardmark.scripts.record import (
     OptimizerFacts,
     Record,
     Step,
+    Term,
     save,
 )
 from shardmark.scripts.recording import Plan, rank_file
@@ -107,6 +108,8 @@ class Observer:
     """The class of DeepSpeed's engine that is watched."""
     _depth_of_buffers = 0
     """Depth of the call for which the model's buffers were copied in this step."""
+    _ends: Sequence[End] = ()
+    """Ends of the graph of the loss that `backward` was called on last."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -187,7 +190,10 @@ class Observer:
         if outermost and _has_parameters(module):
             self.before_root(module)
         depth = len(self._stack[:2])  # a script may call the model inside of a DDP, too
-        if self._depth_of_buffers < depth and _keeps_buffers(self._stack):
+        # Buffers are as the pass uses them: DDP copies rank 0's when its own call begins.
+        copies = is_a(self._stack[-depth], REPLICA)
+        unchanged = copies if depth > 1 else _has_parameters(module) and not copies
+        if self._depth_of_buffers < depth and unchanged:
             replicas = [m for m in module.modules() if m is not module and is_a(m, REPLICA)]
             self._step.buffers |= _buffers(module, without=replicas)
             if not replicas and next(module.buffers(), None) is not None:
@@ -224,7 +230,7 @@ class Observer:
 
     def _choose_sampling(self, module: nn.Module) -> None:
         """Choose the elements of a large model that are recorded, and refuse what has no room."""
-        ranks = _ranks()
+        _, ranks = _place()
         elements = sum(p.numel() for p in module.parameters() if p.requires_grad)
         if "FSDP1" not in frameworks_of(module):  # its slices of flat parameters are not sampled
             self.record.every = sampling_of(elements)
@@ -326,7 +332,7 @@ class Observer:
         self._end_step()
         self.in_backward = True
         self.record.backward_passes += 1
-        self._local = {}
+        self._local, self._ends = {}, []
         for kind in self.flow.origins([tensors]):
             for number, buffers in self._followed.pop(kind, {}).items():
                 step = [*self.record.steps, self._step][number]
@@ -341,7 +347,9 @@ class Observer:
                 self._micro.scale = self._micro.loss / float(loss)
             if value.grad_fn is not None and not value._backward_hooks:
                 with self._recording(), suppress(RuntimeError):
-                    self._micro.means = mean_of(value, gradient)
+                    self._ends = [*ends_of(value, gradient)]
+                    self._micro.means = mean_of(value, gradient, self._ends)
+                    self._micro.terms = [term for term, *_ in self._ends]
         self._micro.place = user_place() or ""
 
     def after_backward(self) -> None:
@@ -445,7 +453,7 @@ class Observer:
         with self._recording():
             if dist.is_available() and dist.is_initialized():
                 # It may leave its group before it ends.
-                self.record.joined, self.record.rank, self.record.ranks = True, _rank(), _ranks()
+                self.record.joined, (self.record.rank, self.record.ranks) = True, _place()
             number = self._number_of(optimizer)
             if number in self._stepped and not again:
                 self._end_step()
@@ -664,7 +672,7 @@ class Observer:
             self.record.start.append(checksum(value))
             self.record.initial.append(self._initial.get(id(parameter)))
             self.record.shapes.append(tuple(value.shape))
-            if not self.plan.replays and (self.record.flat_slices or _rank() == 0):
+            if not self.plan.replays and (self.record.flat_slices or _place()[0] == 0):
                 self._start.append(value)
         states = [] if deepspeed else [s for s in optimizer.state.values() if isinstance(s, dict)]
         steps = [int(state.get("step", 1)) for state in states if state]
@@ -684,7 +692,7 @@ class Observer:
         sizes = [(frameworks_of(m)[0], n) for m in modules if (n := reducing_ranks(m)) is not None]
         self.record.frameworks = list(dict.fromkeys((*self.record.frameworks, *dict(sizes))))
         self.record.small_groups |= {
-            library: size for library, size in sorted(sizes, reverse=True) if size < _ranks()
+            library: size for library, size in sorted(sizes, reverse=True) if size < _place()[1]
         }
 
     def _find_twins(self) -> None:
@@ -788,7 +796,7 @@ class Observer:
             return  # a launcher, or a worker of a data loader
         self._busy = self._written = True
         if not self.record.joined:
-            self.record.rank, self.record.ranks = _rank(), _ranks()
+            self.record.rank, self.record.ranks = _place()
         states = sys.modules.get("accelerate.state")
         state = {} if states is None else states.PartialState._shared_state
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
@@ -910,14 +918,11 @@ def _schedule_settings(schedule: Any) -> dict[str, float]:
     }
 
 
-def _rank() -> int:
-    joined = dist.is_available() and dist.is_initialized()
-    return dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
-
-
-def _ranks() -> int:
-    joined = dist.is_available() and dist.is_initialized()
-    return dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+def _place() -> tuple[int, int]:
+    """This process's rank, and the number of ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _weigh_alike(sizes: Tensor) -> bool:
@@ -925,39 +930,60 @@ def _weigh_alike(sizes: Tensor) -> bool:
     return bool(len(chosen) and chosen.max() <= 1.001 * chosen.min())
 
 
+End = tuple[Term, Tensor, list[tuple[Any, int]], set[str]]
+"""A term of a loss with the weights of its results, the functions and the numbers of the arguments
+that lead to it, and the names of those functions that make a sum larger."""
+
+
 @torch.no_grad()
-def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
+def ends_of(loss: Tensor, gradient: Tensor) -> Iterator[End]:
+    """Follow a loss through functions that are linear."""
+    pending: list[tuple[Any, ...]] = [(loss.grad_fn, gradient, [], [1.0], set())]
+    while pending:
+        node, weights, path, factors, grows = pending.pop()
+        kind, _, number = node.name().partition("Backward")
+        sink = kind == "_DDPSink" and len(node.next_functions) == 1  # DDP's own: what it gets
+        if not sink and (kind not in LINEAR.split() or not number):  # those of scripts have none
+            reduction = 0 if weights.numel() > 1 else getattr(node, "_saved_reduction", 0)
+            count = reduction % 2 if reduction else int((weights != 0).sum())
+            term = Term(function=kind, count=count, factors=factors, is_mean=reduction == 1)
+            yield term, weights, path, grows
+            continue
+        results = weights if sink else node(weights)
+        results = results if isinstance(results, tuple) else (results,)
+        for edge, result in enumerate(results[: len(node.next_functions)]):
+            following = node.next_functions[edge][0]
+            if following is None or result is None or not result.any():
+                continue
+            sizes, before = result.abs(), weights.abs()
+            factor = float(sizes.max() / before.max())
+            if kind in {"Mul", "Div"} and sizes.shape == before.shape:  # a tensor is no factor
+                factor = factor if _weigh_alike((sizes / before)[before > 0]) else 1.0
+            grown = grows | {kind} if sizes.sum() > 1.001 * before.sum() else grows
+            pending.append((following, result, [*path, (node, edge)], [*factors, factor], grown))
+
+
+@torch.no_grad()
+def mean_of(loss: Tensor, gradient: Tensor, ends: Sequence[End]) -> list[LossCall]:
     """Return the mean that a loss is a multiple of, if its graph shows one.
 
     Its elements are the results of the first function that is not linear, and weigh alike.  A sum
     of terms is no mean, nor what a number above 1 multiplies: it may stand against a division.
     """
-    pending: list[tuple[Any, Tensor]] = [(loss.grad_fn, gradient)]
-    ends, sums = list[Tensor](), False
-    while pending:
-        node, weights = pending.pop()
-        kind, _, number = node.name().partition("Backward")
-        if kind not in LINEAR.split() or not number:  # functions of the script have no number
-            ends.append(weights)
-            continue
-        results = node(weights)
-        results = results if isinstance(results, tuple) else (results,)
-        for (following, _), result in zip(node.next_functions, results, strict=False):
-            if following is not None and result is not None and result.any():
-                grows = bool(result.abs().sum() > 1.001 * weights.abs().sum())
-                if grows and kind in {"Mul", "Div"}:
-                    return []
-                sums |= grows
-                pending.append((following, result))
-    sizes = ends[0].abs().double() if len(ends) == 1 else gradient * 0
+    ((_, weights, _, grows),) = ends if len(ends) == 1 else ((None, gradient * 0, [], set()),)
+    sizes = weights.abs().double()
     if sizes.dim() > 1 and not _weigh_alike(sizes):
         sizes = sizes.sum(-1)  # targets that are shares of classes
-    if not _weigh_alike(sizes) or sizes.numel() < 2:
+    if grows & {"Mul", "Div"} or not _weigh_alike(sizes) or sizes.numel() < 2:
         return []  # one number may be a mean by itself, or the root of one
     chosen = sizes[sizes > 0]
     value = float((loss * gradient).sum() / chosen.sum())
     rows = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()
-    facts: dict[str, Any] = {"function": "mean", "reduction": GRAPH, "options": {"sums": sums}}
+    facts: dict[str, Any] = {
+        "function": "mean",
+        "reduction": GRAPH,
+        "options": {"sums": bool(grows)},
+    }
     return [LossCall(**facts, weight=float(len(chosen)), value=value, counted=rows)]
 
 
@@ -1055,13 +1081,6 @@ def _buffers(module: nn.Module, without: Sequence[nn.Module] = ()) -> dict[str, 
 
 def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
-
-
-def _keeps_buffers(stack: Sequence[nn.Module]) -> bool:
-    """True if buffers are as the pass uses them: DDP copies rank 0's when its own call begins."""
-    if len(stack) == 1:
-        return _has_parameters(stack[0]) and not is_a(stack[0], REPLICA)
-    return is_a(stack[-2], REPLICA)
 
 
 def _inside_autograd_function() -> bool:

@@ -6,6 +6,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,24 @@ class LossCall:
 
 
 @dataclass(slots=True, kw_only=True)
+class Term:
+    """A term of a loss: results of a function that is not linear, which linear ones add up."""
+
+    function: str
+    count: int
+    """Number of these results; 1 for a mean of torch's loss functions, and 0 for their sums."""
+    factors: list[float]
+    """Numbers that multiply them, from the loss on."""
+    is_mean: bool = False
+    """True if one of torch's loss functions takes their mean."""
+
+    @property
+    def key(self) -> str:
+        """The function with the weight of its results, to find the term again."""
+        return f"{self.function} {prod(self.factors):.4g}"
+
+
+@dataclass(slots=True, kw_only=True)
 class Forward:
     """A call of an outermost module that computes gradients."""
 
@@ -83,6 +102,7 @@ class Micro:
     losses: list[LossCall] = field(default_factory=list)
     means: list[LossCall] = field(default_factory=list)
     """The mean that the loss is a multiple of, if its graph shows one."""
+    terms: list[Term] = field(default_factory=list)
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """Gradients of this process's rows alone, before any communication, by parameter."""
     synchronised: bool | None = None

@@ -53,8 +53,8 @@ class Plan:
     """Rows over which batch norm takes its statistics in a replay: all, or those of each rank."""
     grows: bool = True
     """Let a replay's draws outside of the model have the rows of all ranks."""
-    divides_loss: bool = False
-    """Divide the loss of a replay by the number of ranks whose samples it gets."""
+    divided_terms: tuple[str, ...] = ()
+    """Keys of the terms of the loss that a replay divides by the ranks whose samples it gets."""
     perturbed: bool = False
     """Change the initial weights of a replay by one rounding, to see what rounding does."""
     observer: str = "shardmark.scripts.observer:Observer"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardmark.scripts.observer import mean_of
+from shardmark.scripts.observer import ends_of, mean_of
 from shardmark.scripts.record import LossCall
 from tests import present
 
@@ -27,7 +27,7 @@ def outputs() -> Tensor:
 
 def factor(loss: Tensor, gradient: Tensor | None = None) -> tuple[float, LossCall] | None:
     first = torch.ones_like(loss) if gradient is None else gradient
-    for mean in mean_of(loss, first):
+    for mean in mean_of(loss, first, [*ends_of(loss, first)]):
         return float(loss.detach() * first) / mean.value, mean
     return None
 
