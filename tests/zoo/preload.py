@@ -9,6 +9,7 @@ from shardmark.bench.launch.local.fork_server import ENVIRONMENT
 from tests.zoo.forked import FRAMEWORKS_VARIABLE
 
 os.environ.update(ENVIRONMENT)  # importing torch's compiler must not start processes
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # as in the starts of an audit
 for name in (
     "torch._dynamo",  # torch's optimizers import it
     "torch.distributed.fsdp",
