@@ -297,8 +297,11 @@ def main() -> None:
     with TemporaryDirectory() as temporary, ExitStack() as stack:
         os.environ["TMPDIR"] = temporary  # of the scripts' files
         stack.callback(lambda: write(options.out, stored, around))  # after Ctrl-C, too
-        for cell in cells([*filter(None, options.only.split(","))], options.cells):
-            versions = versions_of(cell.script.packages)
+        chosen = cells([*filter(None, options.only.split(","))], options.cells)
+        packages = {cell.script.name: cell.script.packages for cell in chosen}
+        versions_by_script = {name: versions_of(found) for name, found in packages.items()}
+        for cell in chosen:
+            versions = versions_by_script[cell.script.name]
             if cell.parallel in cell.script.missing:
                 continue
             if stored.get(cell.name, {}).get("versions") != versions:
