@@ -36,7 +36,7 @@ CASES = tuple(
             "sum_loss": "averaged_sum",
             "count_dropped": "averaged_sum",
             "averaged_twice": "averaged_twice",
-            "summed_loss_averaged": "averaged_sum",
+            "summed_loss_averaged": "averaged_twice",
             "ranks_left_out": "averaged_twice",
             "own_data_divided_twice": "averaged_twice",
             "accumulation_not_divided": "accumulation_not_divided",

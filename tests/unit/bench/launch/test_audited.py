@@ -56,23 +56,27 @@ def audited(command: str, *, ranks: int, against: Against | None = None, **_: An
     )
 
 
-def test_what_a_compiled_model_trains_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An audit's hooks would break its graphs, so that nothing is compiled there."""
+def test_what_a_script_compiles_itself_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant of it that `--improve` compiles is compared with dynamo."""
     monkeypatch.setattr(
         "shardmark.audit.script.audit_script",
-        lambda command, **more: audited(command.text, **more),
+        lambda command, **more: replace(
+            audited(command.text, **more),
+            uncompiled="" if "compile" in more["interventions"] else "train.py:3",
+        ),
     )
     variants = {"unchanged": "", "fused": "%fused", "compile": "%fused,compile"}
     mapping = {
         "name": "tested",
         "workload": {"name": "script", "command": "train.py"},
-        "matrix": {"variant": variants, "world_size": [1]},
+        "matrix": {"variant": variants, "world_size": [2]},
     }
     plan = expand(from_mapping(mapping))
     cells, first = cells_of(plan.trials), first_command(plan)
     verdicts = {v.strategy: v for v in audit_cells(cells, NullListener(), first=first)}
-    assert [verdicts[name].equivalent for name in variants] == [True, True, None]
-    assert "torch.compile" in present(verdicts["compile"].cause).evidence
+    assert [verdicts[name].equivalent for name in variants] == [True, True, True]
+    uncompared = ("compiled (train.py:3), which was not compared",)
+    assert [verdicts[name].mathematics for name in variants] == [uncompared, uncompared, ()]
 
 
 def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
