@@ -70,7 +70,8 @@ class AuditReport:
     """Description of where the script's writes went."""
     against: str = ""
     """Command of the script that this one was compared with; empty for one process."""
-    uncompiled: str = ""  # the line at which torch.compile was switched off
+    uncompiled: str = ""
+    """Line at which `torch.compile` was switched off; empty without one."""
     accepted: tuple[Finding, ...] = ()
     """Causes that were found and that the user accepts; everything else was compared."""
 

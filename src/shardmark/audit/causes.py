@@ -719,13 +719,14 @@ def of_factor(records: Records, *vectors: Vectors) -> Finding | None:
     if abs(factor * ranks - 1) > EXPLAINED or empty:  # a rank without targets weighs too much
         return None
     off, text = f"the gradient is {ranks} times too small", text_of_sums(records)
+    rows = sum(f.rows for rank in records.ranks for f in rank.forwards if f.step == 0)
+    terms = [term for rank in records.ranks for m in rank.steps[0].micros for term in m.terms]
+    if all(abs(prod(term.factors)) * rows < 1 + EXACT for term in terms):
+        text = ""  # their divisor holds the number of ranks
     of_one = records.replay.steps[0].micros if records.replay is not None else []
     if _size_of_sums([rank.steps[0].micros for rank in records.ranks], of_one) is not None:
         text = f"{of_one[0].losses[0].function} is called with reduction='sum'"
-    rows = sum(f.rows for rank in records.ranks for f in rank.forwards if f.step == 0)
-    terms = [term for rank in records.ranks for m in rank.steps[0].micros for term in m.terms]
-    is_divided = all(abs(prod(term.factors)) * rows < 1 + EXACT for term in terms)
-    if text and not is_divided:  # a divisor of all ranks holds their number
+    if text:
         return finding("averaged_sum", off, f"{evidence}; {text}", ranks=ranks)
     return (None if vectors else of_norm(records)) or finding("averaged_twice", off, evidence)
 

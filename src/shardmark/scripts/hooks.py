@@ -188,10 +188,8 @@ def watch_deepspeed(observer: Observer, module: nn.Module) -> None:
 def _watch_losses(observer: Observer) -> None:
     def loss(original: Any, *args: Any, **kwargs: Any) -> Tensor:
         value: Tensor = original(*args, **kwargs)
-        plain_call = (
-            not is_compiling() and debug_unwrap(value) is value
-        )  # torch.func's lack numbers
-        if value.requires_grad and plain_call:
+        has_numbers = not is_compiling() and debug_unwrap(value) is value  # not in torch.func
+        if value.requires_grad and has_numbers:
             named = inspect.signature(original).bind(*args, **kwargs).arguments
             target = list(named.values())[1]
             plain = (float, int, str)

@@ -85,9 +85,8 @@ def starter(folder: Path, *, writes_are_fine: bool) -> Iterator[Start]:
             if process is not None and process.can_be_forked:
                 return start_fork(partial(process.run_alone, plan), log, protection)
             variables = {**TRACKERS_OFF, "OMP_NUM_THREADS": "1"}
-            variables["TORCHDYNAMO_DISABLE"] = (
-                "0" if "compile" in plan.interventions else "1"
-            )  # hooks see modules
+            compiles = "compile" in plan.interventions
+            variables["TORCHDYNAMO_DISABLE"] = str(int(not compiles))  # so hooks see all modules
             if not EXTENSIONS.is_dir() and "TORCH_EXTENSIONS_DIR" not in os.environ:
                 variables["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
             if command.names_ranks:  # the script may start one for each GPU that it sees

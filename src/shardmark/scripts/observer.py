@@ -960,7 +960,9 @@ def ends_of(loss: Tensor, gradient: Tensor) -> Iterator[End]:
             if kind in {"Mul", "Div"} and sizes.shape == before.shape:  # a tensor is no factor
                 factor = factor if _weigh_alike((sizes / before)[before > 0]) else 1.0
             grown = grows | {kind} if sizes.sum() > 1.001 * before.sum() else grows
-            pending.append((following, result, [*path, (node, edge)], [*factors, factor], grown))
+            # A sum of thousands of terms has as many functions on a way, which multiply by 1.
+            product = [*factors, factor] if factor != 1 else factors
+            pending.append((following, result, [*path, (node, edge)], product, grown))
 
 
 @torch.no_grad()
@@ -979,11 +981,8 @@ def mean_of(loss: Tensor, gradient: Tensor, ends: Sequence[End]) -> list[LossCal
     chosen = sizes[sizes > 0]
     value = float((loss * gradient).sum() / chosen.sum())
     rows = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()
-    facts: dict[str, Any] = {
-        "function": "mean",
-        "reduction": GRAPH,
-        "options": {"sums": bool(grows)},
-    }
+    options = {"sums": bool(grows)}
+    facts: dict[str, Any] = {"function": "mean", "reduction": GRAPH, "options": options}
     return [LossCall(**facts, weight=float(len(chosen)), value=value, counted=rows)]
 
 
