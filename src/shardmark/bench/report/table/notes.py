@@ -182,9 +182,9 @@ def _unstable(warnings: Sequence[Instability]) -> list[str]:
     counts = Counter(warning.kind for warning in warnings)
     worst = {warning.kind: warning for warning in reversed(warnings)}
     return [
-        f"Unstable: {worst[kind].place}: {worst[kind].text}"
-        f"{f' ({count - 1} more such signs)' if count > 1 else ''}; {worst[kind].remedy}."
+        f"Unstable: {worst[kind].place}: {worst[kind].text}{more}; {worst[kind].remedy}."
         for kind, count in counts.items()
+        for more in (f" ({counted(count - 1, 'more such sign')})" if count > 1 else "",)
     ]
 
 
