@@ -99,8 +99,10 @@ def test_each_saving_makes_its_change_and_notes_the_line(
     lines = SAVING_SCRIPT.read_text().splitlines()
     assert places.keys() == CALLS.keys()
     for kind, found in places.items():
-        for place, added in found.items():
+        for at, added in found.items():
+            place, _, library = at.partition("<")
             file, _, line = place.rpartition(":")
+            assert not library
             assert Path(file).name == SAVING_SCRIPT.name
             assert CALLS[kind] in lines[int(line) - 1]
             assert added.keys() == {CALLS[kind].rstrip("(")}

@@ -44,7 +44,7 @@ MOST_ROUNDS, LEAST_ROUNDS = 12, 3
 WARMUP_STEPS = 5
 STEPS = 20  # are measured
 FIRST_SHARE = 0.6
-"""Share of the budget after which what makes a rank late is tried."""
+"""Share of the budget after which what makes a rank late is tried, if there were some rounds."""
 HANGS, LEAST_SECONDS = 5, 10.0
 """A variant ends as failed after so many times the longest trial, which is taken for this long."""
 LARGE_UPDATE = 0.1
@@ -77,13 +77,15 @@ def explain(
         variants.setdefault(samples.stripped, working)
         if largest_share(seen, "update") >= LARGE_UPDATE:
             variants[UPDATE] = {"no_update": ""}
+        rounds.repeat(variants, most_rounds=LEAST_ROUNDS)
         rounds.ends_at_seconds = began + FIRST_SHARE * budget_seconds
         rounds.repeat(variants)
         if not samples.trials(PLAIN):
             raise InputError("--budget", f"{budget_seconds:.0f} s", "no time for two trials")
         rounds.ends_at_seconds = began + budget_seconds
-        rounds.repeat(_second_variants(samples, working))
-        rounds.repeat(variants)
+        second = _second_variants(samples, working)
+        rounds.repeat(second, most_rounds=LEAST_ROUNDS)
+        rounds.repeat(variants | second)
         experiment = rounds.experiment().model_dump(mode="json")
         rounds.session.runner.folder.write_experiment(experiment)
         return explanation_of(samples, [*chosen])
@@ -155,9 +157,11 @@ class Rounds:
     """Time of the monotonic clock."""
     longest_seconds: float = 0.0
 
-    def repeat(self, variants: Mapping[str, Mapping[str, str]]) -> None:
+    def repeat(
+        self, variants: Mapping[str, Mapping[str, str]], most_rounds: int = MOST_ROUNDS
+    ) -> None:
         """Repeat the variants until their times are known precisely enough, or the budget ends."""
-        for number in range(MOST_ROUNDS if variants else 0):
+        for number in range(most_rounds if variants else 0):
             if number >= LEAST_ROUNDS and self.samples.precise(variants):
                 return
             names = [*variants]

@@ -10,7 +10,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from functools import partial
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,12 +24,12 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 from shardmark.scripts.draws import WatchDraws
 from shardmark.scripts.epoch import EpochSkip
 from shardmark.scripts.full_tensors import is_a
 from shardmark.scripts.interventions import built, named_in
 from shardmark.scripts.interventions.base import is_users, line_of, replace
+from shardmark.scripts.lightning import set_devices_of_lightning
 from shardmark.scripts.recording import PROCESS_FILE, Plan
 
 if TYPE_CHECKING:
@@ -46,14 +45,6 @@ COLLECTIVES = (
     *("all_to_all_single", "broadcast", "broadcast_object_list", "isend", "reduce"),
     *("reduce_scatter", "reduce_scatter_tensor", "send"),
 )
-
-LIGHTNING = {
-    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
-    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
-    "lightning.fabric.connector": "_Connector",
-    "lightning_fabric.connector": "_Connector",
-}
-"""Classes by module that get the argument `devices` of a Trainer or of Fabric."""
 
 LAUNCHED = "SHARDMARK_RANK_PROCESS"
 """Variable with the process that a launcher started, until it is in a process group."""
@@ -74,7 +65,7 @@ def install() -> None:
         watch_exit,
     ):
         watch(observer)
-    _set_devices_of_lightning()
+    set_devices_of_lightning()
     if plan.until_epoch:
         EpochSkip(observer).install()
 
@@ -288,25 +279,6 @@ def _watch_compiler(observer: Observer) -> None:
         return original(*args, **kwargs)
 
     replace(torch, "compile", compile_)
-
-
-def _set_devices_of_lightning() -> None:
-    """Let Lightning use the launcher's ranks: it refuses another number than `devices`."""
-
-    def create(original: Any, connector: Any, *args: Any, **kwargs: Any) -> None:
-        if "LOCAL_WORLD_SIZE" in os.environ and "devices" in kwargs:
-            kwargs["devices"] = int(os.environ["LOCAL_WORLD_SIZE"])
-            if "LT_DEVICES" in os.environ:  # `fabric run` refuses two different numbers
-                os.environ["LT_DEVICES"] = os.environ["LOCAL_WORLD_SIZE"]
-        original(connector, *args, **kwargs)
-
-    def watch(name: str, module: Any) -> None:
-        replace(getattr(module, name), "__init__", create)
-
-    calls = {module: partial(watch, name) for module, name in LIGHTNING.items()}
-    for module in sys.modules.keys() & calls.keys():
-        calls.pop(module)(sys.modules[module])
-    sys.meta_path.insert(0, AfterImport({**calls}))
 
 
 def _refuse_own_ranks(observer: Observer) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from shardmark.scripts.interventions import arguments, look
-from shardmark.scripts.interventions.base import line_of
+from shardmark.scripts.interventions.base import library_of, line_of
 from shardmark.scripts.interventions.look import Look
 
 
@@ -166,3 +166,24 @@ def test_torch_can_print_while_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) 
         assert repr(values + 1)
     assert looking.count
     looking.facts()
+
+
+@pytest.mark.parametrize(
+    ("packages", "library"),
+    [
+        (["transformers", "accelerate", "torch"], "transformers"),
+        (["accelerate", "torch"], "accelerate"),
+        (["torch"], ""),
+        ([], ""),
+    ],
+)
+def test_a_call_has_the_library_that_the_users_code_called(
+    packages: list[str], library: str
+) -> None:
+    call: Any = lambda: library_of(sys._getframe(1))  # noqa: E731 - it is nested
+    for package in reversed(packages):
+        names: dict[str, Any] = {"call": call}
+        file = f"/usr/lib/python3/site-packages/{package}/inside/file.py"
+        exec(compile("def calling(): return call()", file, "exec"), names)
+        call = names["calling"]
+    assert call() == library

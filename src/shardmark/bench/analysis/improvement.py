@@ -28,6 +28,19 @@ SNIPPETS = {
     "MALLOC_TOP_PAD_=67108864",
 }
 """Changes to make by hand, with the value, of interventions that add no argument to a call."""
+_OF_LOADER = ("num_workers", "persistent_workers", "prefetch_factor", "pin_memory")
+_OF_DDP = {name: name for name in ("bucket_cap_mb", "gradient_as_bucket_view")}
+LIBRARIES = {
+    "transformers": (
+        "TrainingArguments",
+        {name: f"dataloader_{name}" for name in _OF_LOADER}
+        | {"bucket_cap_mb": "ddp_bucket_cap_mb"},
+    ),
+    "accelerate": ("DistributedDataParallelKwargs among the kwargs_handlers", _OF_DDP),
+    "lightning": ("DDPStrategy", _OF_DDP),
+    "pytorch_lightning": ("DDPStrategy", _OF_DDP),
+}
+"""Classes to which users of a library give arguments of torch's, with the names of these there."""
 NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
@@ -51,15 +64,22 @@ class Improvement:
 def patch_of(places: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
     """Return a unified diff that adds arguments to calls, and sentences on calls that it lacks.
 
-    `places` has `FILE:LINE`, empty for calls of libraries, with the arguments by the name of the
-    class or function.
+    `places` has `FILE:LINE<LIBRARY`, both of which may be empty, with the arguments by the name of
+    the class or function.
     """
     by_file: dict[str, dict[int, Mapping[str, Any]]] = {}
-    for place, calls in places.items():
-        file, _, line = place.rpartition(":")
-        by_file.setdefault(file, {})[int(line or 0)] = calls
     patches: list[str] = []
     missing: list[str] = []
+    for place, calls in places.items():
+        line_of_user, _, library = place.partition("<")
+        file, _, line = line_of_user.rpartition(":")
+        if library or not file:
+            by = f"by {library or 'a library'}" + (f" at {line_of_user}" if file else "")
+            missing += [
+                f"{name} is called {by}: {_remedy_of(library, calls[name])}" for name in calls
+            ]
+        else:
+            by_file.setdefault(file, {})[int(line)] = calls
     for file, lines in by_file.items():
         before: list[str] = []
         with suppress(OSError, UnicodeError), Path(file).open(encoding="utf-8", newline="") as code:
@@ -68,13 +88,20 @@ def patch_of(places: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, .
         diff = difflib.unified_diff(before, after, f"a/{file}", f"b/{file}")
         patches += (line if line.endswith("\n") else line + NO_NEWLINE for line in diff)
         missing += [
-            f"{name} is called {f'at {file}:{line}' if file else 'by a library'}: let it get "
-            + _text_of(added)
+            f"{name} is called at {file}:{line}: {_remedy_of('', added)}"
             for line, calls in lines.items()
             for name, added in calls.items()
             if line not in patched
         ]
     return "".join(patches), tuple(missing)
+
+
+def _remedy_of(library: str, added: Mapping[str, Any]) -> str:
+    """Say where the arguments belong."""
+    owner, names = LIBRARIES.get(library, ("", {}))
+    if added.keys() <= names.keys():
+        return f"give {owner} " + _text_of({names[name]: value for name, value in added.items()})
+    return f"let it get {_text_of(added)}"
 
 
 def _text_of(arguments: Mapping[str, Any]) -> str:

@@ -22,6 +22,8 @@ NOTEWORTHY = 0.03
 """Share of a step from which a part is shown."""
 LATE = 0.05
 """The same for a late rank: ranks that share cores differ by chance."""
+FEW_ROUNDS = 2
+"""Rounds up to which the first line says how many there were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from shardmark.base.statistics.intervals import Estimate, estimate_difference
 from shardmark.base.text import counted
 from shardmark.base.traffic import required_fraction
 from shardmark.bench.analysis.parts import (
+    FEW_ROUNDS,
     LATE,
     NOTEWORTHY,
     Division,
@@ -148,15 +149,26 @@ def rows_differ(seen: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def rows_vary(seen: Sequence[Mapping[str, Any]]) -> bool:
-    """True if sizes of batches vary by chance: they differ, and no rank has larger ones.
-
-    By Welch's statistic of the ranks with the largest and smallest means.
-    """
+    """True if sizes of batches vary by chance: they differ, and no rank has larger ones."""
     sizes = sorted((rank["rows"] for rank in seen if len(rank["rows"]) > 1), key=fmean)
     if len(sizes) < 2 or not rows_differ(seen):
         return False
-    errors = math.hypot(*(stdev(rows) / math.sqrt(len(rows)) for rows in (sizes[0], sizes[-1])))
-    return fmean(sizes[-1]) - fmean(sizes[0]) <= BY_CHANCE * errors
+    return _alike_by_chance(sizes[0], sizes[-1])
+
+
+def _alike_by_chance(smaller: Sequence[float], larger: Sequence[float]) -> bool:
+    """True if the means of two ranks' sizes may be alike, by Welch's statistic."""
+    errors = math.hypot(*(stdev(rows) / math.sqrt(len(rows)) for rows in (smaller, larger)))
+    return fmean(larger) - fmean(smaller) <= BY_CHANCE * errors
+
+
+def _rank_of_longest_rows(seen: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the rank whose batches are larger than those of each other rank, but for chance."""
+    order = sorted(range(len(seen)), key=lambda rank: fmean(seen[rank]["rows"] or [0]))
+    sizes = [seen[rank]["rows"] for rank in order[-2:]]
+    if min(map(len, sizes)) < 2 or _alike_by_chance(*sizes):
+        return None
+    return order[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +278,8 @@ def _lateness(samples: Samples, code: Sequence[Part]) -> Iterable[Part]:
     """Yield what makes a rank late, or that all of them wait for the longest rows of each step."""
     longest = samples.saved(EQUAL_ROWS, than=OWN_ROWS)
     if longest is not None:
-        yield Part(kind="late_rank", seconds=longest, lateness="rows", phase="forward")
+        most = _rank_of_longest_rows(samples.seen)
+        yield Part(kind="late_rank", seconds=longest, rank=most, lateness="rows", phase="forward")
     if (late := samples.late()) is None:
         return
     rank, before = late[0], (late[0] - 1) % samples.world_size
@@ -422,5 +435,5 @@ def _notes(samples: Samples) -> Iterable[str]:
     disturbed = [s.result.disturbed for s in every if s.result.disturbed]
     if disturbed:
         yield f"{len(disturbed)} of {len(every)} trials disturbed, the first: {disturbed[0]}"
-    if (count := len(samples.trials(PLAIN))) <= 2:
+    if (count := len(samples.trials(PLAIN))) <= FEW_ROUNDS:
         yield f"{counted(count, 'round')} only: the budget is used up"

@@ -33,6 +33,7 @@ from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.script.task import run_as_main
 from shardmark.scripts.interventions import built, facts_of, named_in
 from shardmark.scripts.interventions.base import Place
+from shardmark.scripts.lightning import set_devices_of_lightning
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch exports it lazily
@@ -80,6 +81,7 @@ class ScriptSubject(Subject):
             measured = _MeasuredScript(self.trial, directory, report, store, stack)
             for intervention in measured.interventions:
                 intervention.install()
+            set_devices_of_lightning()
             stack.enter_context(measured.hooks.installed())
             try:
                 run_as_main(self.trial.script)

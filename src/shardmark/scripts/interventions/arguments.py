@@ -14,7 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from shardmark.scripts.interventions.base import Intervention, line_of, replace
+from shardmark.scripts.interventions.base import (
+    Intervention,
+    library_of,
+    line_of,
+    replace,
+)
 
 signature_of = cache(inspect.signature)  # some of the calls are made in every step
 
@@ -37,7 +42,7 @@ class Arguments(Intervention):
 
     def install(self) -> None:
         self.places: dict[str, dict[str, dict[str, Any]]] = {}
-        """Arguments by `FILE:LINE`, empty for a library's, and name of the class or function."""
+        """Arguments by `FILE:LINE<LIBRARY` of the user's line and name of the class or function."""
         for owner, name in self.owners:
             replace(owner, name, self._call)
 
@@ -54,7 +59,9 @@ class Arguments(Intervention):
             more = {}  # the script gives it by its place
         if more:
             named = type(arguments[0]) if original.__name__ == "__init__" else original
-            self.places.setdefault(line_of(sys._getframe(2)) or "", {})[named.__name__] = more
+            frame = sys._getframe(2)
+            place = f"{line_of(frame) or ''}<{library_of(frame)}"
+            self.places.setdefault(place, {})[named.__name__] = more
         return original(*arguments, **{**keywords, **(more if self.changes else {})})
 
     def facts(self) -> dict[str, object]:

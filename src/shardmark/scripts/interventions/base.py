@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,16 @@ def is_users(frame: FrameType) -> bool:
     """True for a frame of the user's own code."""
     file = frame.f_code.co_filename
     return not file.startswith((*LIBRARIES, "<")) and "site-packages" not in file
+
+
+def library_of(frame: FrameType | None) -> str:
+    """Return the package by which the user's code came to this frame; empty for torch alone."""
+    package = ""
+    while frame is not None and not is_users(frame):
+        if installed := re.search(r"(?:site|dist)-packages[/\\](\w+)", frame.f_code.co_filename):
+            package = installed[1]
+        frame = frame.f_back
+    return "" if package == "torch" else package
 
 
 def line_of(frame: FrameType | None) -> str | None:

@@ -82,6 +82,34 @@ def test_a_call_that_cannot_be_changed_is_named(
 
 
 @pytest.mark.parametrize(
+    ("place", "calls", "sentence"),
+    [
+        (
+            "train.py:9<transformers",
+            {"DataLoader": {"num_workers": 4, "persistent_workers": True}},
+            "DataLoader is called by transformers at train.py:9: give TrainingArguments "
+            "dataloader_num_workers=4, dataloader_persistent_workers=True",
+        ),
+        (
+            "train.py:9<lightning",
+            {"DistributedDataParallel": {"gradient_as_bucket_view": True}},
+            "DistributedDataParallel is called by lightning at train.py:9: give DDPStrategy "
+            "gradient_as_bucket_view=True",
+        ),
+        (
+            "<deepspeed",
+            {"AdamW": {"fused": True}},
+            "AdamW is called by deepspeed: let it get fused=True",
+        ),
+    ],
+)
+def test_a_library_gets_its_arguments_where_its_users_give_them(
+    place: str, calls: dict[str, Any], sentence: str
+) -> None:
+    assert patch_of({place: calls}) == ("", (sentence,))
+
+
+@pytest.mark.parametrize(
     ("before", "after"),
     [
         ("Adam(params, lr=(1))  # (one)", "Adam(params, lr=(1), fused=True)  # (one)"),

@@ -165,6 +165,19 @@ def test_drift_within_a_trial_is_reported(last: float, direction: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("last", "warnings"),
+    [((1.3, 1, 1), 0), ((1.3, 1.25, 1), 2), ((1.3, 1), 1), ((1.8, 1, 1), 1), ((1, 1, 1), 0)],
+    ids=["one of three", "most", "one of two", "a large one", "none"],
+)
+def test_a_slight_drift_counts_where_most_repeats_have_it(
+    last: tuple[float, ...], warnings: int
+) -> None:
+    steps = quiet_steps(random.Random(2), spread=0.001)
+    series = [[s * end ** (at / 99) for at, s in enumerate(steps)] for end in last]
+    assert kinds(measured(*series)) == [Kind.TRIAL_DRIFT] * warnings
+
+
+@pytest.mark.parametrize(
     "steps",
     [
         [0.2 * (1 + 0.03 * index / 99) for index in range(100)],

@@ -268,8 +268,30 @@ def test_waiting_for_the_longest_rows_is_no_communication() -> None:
     }  # fmt: skip
     first, second = explanation_of(samples(variants), ["no_peers"]).parts
     assert (first.kind, first.rank, first.lateness) == ("late_rank", None, "rows")
+    assert first.seconds.value == pytest.approx(0.025, rel=0.05)
     assert second.kind == "communication"
     assert second.seconds.value == pytest.approx(0.015, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rank"),
+    [
+        (([20, 30, 25, 22], [50, 55, 60, 52], [80, 90, 85, 95]), 2),
+        (([80, 90, 85, 95], [50, 55, 60, 52], [20, 30, 25, 22]), 0),
+        (([20, 30, 25, 22], [81, 92, 83, 96], [80, 90, 85, 95]), None),  # two have longer ones
+        (([20, 90, 55, 22], [80, 25, 60, 52], [30, 90, 45, 75]), None),  # they vary by chance
+        (([20], [50], [90]), None),
+    ],
+)
+def test_the_rank_that_always_gets_the_longest_rows_is_named(
+    rows: tuple[list[int], ...], rank: int | None
+) -> None:
+    variants = {
+        PLAIN: (0.1,), "no_peers": (0.06, 0.05, 0.05, 0.06), OWN_ROWS: (0.1,), EQUAL_ROWS: (0.07,)
+    }  # fmt: skip
+    found = explanation_of(samples(variants, *[{**QUIET, "rows": r} for r in rows]), ["no_peers"])
+    part = next(part for part in found.parts if part.lateness == "rows")
+    assert (part.kind, part.rank) == ("late_rank", rank)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +386,8 @@ def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
 
 def test_one_round_does_not_show_that_nothing_is_lost() -> None:
     one = samples({PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}, noise=(0.0,))
-    assert answer_of(explanation_of(one, ["no_peers"])).startswith("Nothing is shown to be lost")
+    answer = answer_of(explanation_of(one, ["no_peers"]))
+    assert answer.startswith("Nothing is shown to be lost of 100 ms a step in 1 round")
 
 
 @pytest.mark.parametrize(("seconds", "more"), [(0.04, True), (0.06, False)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
@@ -17,7 +18,12 @@ from shardmark.base.statistics.intervals import t_probability
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.verdicts import METRIC
-from shardmark.bench.analysis.diagnose.trial_stability import DRIFT, FALSE_ALARM_RATE, percent
+from shardmark.bench.analysis.diagnose.trial_stability import (
+    DRIFT,
+    FALSE_ALARM_RATE,
+    LEAST_JUMP,
+    percent,
+)
 
 OUTLYING = 0.1
 """Minimum relative distance of an outlying repeat from the others of its row."""
@@ -55,10 +61,15 @@ class Instability:
 def warnings_of(comparison: Comparison) -> tuple[Instability, ...]:
     """Return the disturbances of the trials that ended `ok`, by kind, the most severe first."""
     rows = comparison.rows
-    trials = [(row, trial) for row in rows for trial in row.ok_trials]
+    num_trials = sum(len(row.ok_trials) for row in rows)
     warnings = [*_run_drifts(rows), *_outlying_repeats(rows)]
-    for row, trial in trials:
-        warnings += _of_trial(trial, _place(row, trial.repeat), len(trials))
+    for row in rows:
+        of_trials = [
+            [*_of_trial(trial, _place(row, trial.repeat), num_trials)] for trial in row.ok_trials
+        ]
+        drifting = sum(any(map(_is_slight_drift, of_trial)) for of_trial in of_trials)
+        recurs = 2 * drifting >= len(of_trials)
+        warnings += [w for w in chain(*of_trials) if recurs or not _is_slight_drift(w)]
     order = list(StabilityKind)
     return tuple(sorted(warnings, key=lambda w: (order.index(w.kind), -w.severity, w.place)))
 
@@ -78,6 +89,11 @@ def _of_trial(trial: TrialResult, place: str, num_trials: int) -> Iterator[Insta
         yield Instability(
             kind=finding.kind, place=place, text=finding.text, severity=finding.severity
         )
+
+
+def _is_slight_drift(warning: Instability) -> bool:
+    """A machine that others share wanders so in a second; what a row does recurs in its repeats."""
+    return warning.kind is StabilityKind.TRIAL_DRIFT and warning.severity < math.log(LEAST_JUMP)
 
 
 def _by_folder(rows: Sequence[Row]) -> dict[Path | None, list[Row]]:

@@ -13,7 +13,7 @@ from shardmark.base.table.table import Column, Columns, Table, Value, table_of
 from shardmark.base.text import counted, listed
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.step_time import division_of
-from shardmark.bench.analysis.parts import NAMES, Division, Part
+from shardmark.bench.analysis.parts import FEW_ROUNDS, NAMES, Division, Part
 from shardmark.bench.report.answers.wording import name, short
 from shardmark.bench.report.table.comparison import fastest_first
 from shardmark.bench.report.table.row_columns import table_by_row
@@ -58,6 +58,8 @@ def answer_of(explanation: Explanation) -> str:
     """Return the first line: what a step takes, what of it is lost, and to what."""
     step, parts = explanation.step, explanation.parts
     head = f"{_milliseconds(step.value)} ms a step"
+    if step.n <= FEW_ROUNDS:
+        head += f" in {counted(step.n, 'round')}"
     more = [f"{cause_of(p)} ({_interval(p.seconds)})" for p in explanation.undecided]
     open_ = f"  Not decided by these rounds: {', '.join(more)}." if more else ""
     if explanation.unknown:
