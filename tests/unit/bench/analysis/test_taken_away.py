@@ -375,6 +375,7 @@ def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
     found = explanation_of(samples(quiet), ["no_peers"])
     assert not found.parts
     assert "Of 100 ms a step, nothing is lost" in answer_of(found)
+    assert "Of 100 ms a step on 1 rank, nothing is lost" in answer_of(replace(found, ranks=1))
     assert lines_of(found)[2:] == ["  100 ms  computing"]
     noisy = samples(quiet)
     noisy.by_variant["no_peers"][0] = sample(0.060, 0.1, 0.1)

@@ -57,9 +57,9 @@ def cause_of(part: Part) -> str:
 def answer_of(explanation: Explanation) -> str:
     """Return the first line: what a step takes, what of it is lost, and to what."""
     step, parts = explanation.step, explanation.parts
-    head = f"{_milliseconds(step.value)} ms a step"
-    if step.n <= FEW_ROUNDS:
-        head += f" in {counted(step.n, 'round')}"
+    rank = " on 1 rank" if explanation.ranks == 1 else ""
+    rounds = f" in {counted(step.n, 'round')}" if step.n <= FEW_ROUNDS else ""
+    head = f"{_milliseconds(step.value)} ms a step{rank}{rounds}"
     more = [f"{cause_of(p)} ({_interval(p.seconds)})" for p in explanation.undecided]
     open_ = f"  Not decided by these rounds: {', '.join(more)}." if more else ""
     if explanation.unknown:
