@@ -94,17 +94,15 @@ class NoCheckpoint(Intervention):
 
     def begin(self) -> None:
         def save(original: Callable[..., Any], obj: object, *rest: Any, **more: Any) -> None:
+            place = next(iter((*rest, more.get("f") or more.get("filename"))))
             if isinstance(obj, UntypedStorage | TypedStorage):  # a tensor is pickled
                 original(obj, *rest, **more)
-            elif isinstance(place := more.get("f", next(iter(rest), None)), str | Path):
+            elif isinstance(place, str | Path):
                 Path(place).touch()  # it may be given another name, when it is complete
 
-        replace(torch, "save", save)
-        names = {
-            "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
-            "safetensors.torch": ("save_file", "save_model"),
-        }
-        _silence(names)
+        _replace_everywhere(torch, "save", save)
+        _silence({"safetensors.torch": ("save_file", "save_model")}, save)
+        _silence({"torch.distributed.checkpoint": ("save", "async_save", "save_state_dict")})
 
 
 class NoLogging(Intervention):
@@ -131,7 +129,9 @@ def _do_nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-def _silence(functions: dict[str, tuple[str, ...]]) -> None:
+def _silence(
+    functions: dict[str, tuple[str, ...]], wrapper: Callable[..., Any] = _do_nothing
+) -> None:
     """Replace functions of modules, or of their classes, that the script has imported."""
     for place, names in functions.items():
         module, _, kind = place.partition(":")
@@ -140,4 +140,14 @@ def _silence(functions: dict[str, tuple[str, ...]]) -> None:
             owner = getattr(owner, kind, None)
         for name in names if owner is not None else ():
             if hasattr(owner, name):
-                replace(owner, name, _do_nothing)
+                _replace_everywhere(owner, name, wrapper)
+
+
+def _replace_everywhere(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a function also where modules have imported it by name."""
+    original = getattr(owner, name)
+    replace(owner, name, wrapper)
+    for module in [*sys.modules.values()]:
+        names = getattr(module, "__dict__", {})
+        for alias in [alias for alias, value in [*names.items()] if value is original]:
+            names[alias] = getattr(owner, name)
