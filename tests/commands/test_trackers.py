@@ -11,9 +11,9 @@ import pytest
 
 from shardmark.base.errors import InputError
 from shardmark.base.results.store import StoredRun
-from shardmark.bench.report.export import export_runs, trackers
+from shardmark.bench.report.export import trackers
 from shardmark.bench.report.export.tables import series_of
-from shardmark.bench.report.export.trackers import TRACKERS
+from shardmark.bench.report.export.trackers import TRACKERS, export_runs
 from shardmark.cli import BAD_INPUT, main
 from tests.unit.bench.report.export.runs import (
     BROKEN,

@@ -71,8 +71,8 @@ def export(
 ) -> None:
     """Export runs to a tracker or to tables, or one trial to a launch command."""
     from shardmark.base.results.store import load_runs
-    from shardmark.bench.report.export import export_runs
     from shardmark.bench.report.export.launch import LAUNCHERS, export_launch
+    from shardmark.bench.report.export.trackers import export_runs
 
     place = _place(to, out, tracking_uri)
     if trial is not None and to.value not in LAUNCHERS:

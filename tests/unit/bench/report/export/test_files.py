@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from shardmark.base.results.store import StoredRun
-from shardmark.bench.report.export import export_runs
 from shardmark.bench.report.export.tables import TABLES, frame_of, sources_of
+from shardmark.bench.report.export.trackers import export_runs
 from tests.unit.bench.report.export.runs import HOSTILE, exportable, ok_trial
 
 
