@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.base.results.store import RunFolder
-from shardmark.bench.launch.listener import NullListener
+from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.local.engine import LocalEngine
 from shardmark.bench.launch.local.fork_server import ENVIRONMENT
 from shardmark.bench.launch.trial import TrialRunner
@@ -207,7 +207,7 @@ def trial_runner(trials: Sequence[Trial]) -> Iterator[TrialRunner]:
                 engine=engine,
                 machine=machine,
                 folder=RunFolder.create(Path(folder) / "run"),
-                listener=NullListener(),
+                listener=ProgressListener(),
             )
         finally:
             engine.close()

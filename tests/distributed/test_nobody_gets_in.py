@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.results.schema import Outcome
 from shardmark.base.results.store import load_run
+from shardmark.bench.launch.listener import ProgressListener, TrialProgress
 from shardmark.bench.launch.local.rank_store import FileOfRanks, NodesStore
 from shardmark.bench.launch.placement import MeetingPoint
 from shardmark.bench.launch.session import run_experiment
@@ -82,12 +83,9 @@ def test_single_node_of_a_torchrun_engine_listens_on_loopback_alone(
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "an interface of the cluster")
     addresses: set[Address] = set()
 
-    class Looking:
-        def trial_stepped(self, _: object) -> None:
+    class Looking(ProgressListener):
+        def trial_stepped(self, progress: TrialProgress) -> None:  # noqa: ARG002
             addresses.update(of_this_process())
-
-        def __getattr__(self, name: str) -> Callable[..., None]:
-            return lambda *_: None
 
     engine = {"name": "torchrun", "rendezvous": f"{socket.gethostname()}:29999"}
     mapping = experiment(engine=engine, recipe={"steps": 60})

@@ -35,7 +35,7 @@ def verify(
     from shardmark.base.results.verification import is_accepted, is_undecided
     from shardmark.base.text import render_json
     from shardmark.bench.launch.engines import serve_as_node
-    from shardmark.bench.launch.listener import NullListener
+    from shardmark.bench.launch.listener import ProgressListener
     from shardmark.bench.launch.session import verify_experiment
     from shardmark.bench.progress.lines import Lines
     from shardmark.experiment.load import load_experiment
@@ -47,7 +47,7 @@ def verify(
     if exit_code is not None:
         raise typer.Exit(exit_code)
     with scratch_folder() as folder:
-        listener = NullListener() if form is TextOrJson.JSON else Lines()
+        listener = ProgressListener() if form is TextOrJson.JSON else Lines()
         scratch = folder / "verification"
         verification = verify_experiment(
             resolved, scratch, plan=plan, listener=listener, store=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from shardmark.base.results.schema import TrialResult
 from shardmark.experiment.matrix import LeftOut
@@ -37,8 +37,8 @@ class TrialProgress:
         )
 
 
-class ProgressListener(Protocol):
-    """Receives a run's progress, in the controller's process and thread."""
+class ProgressListener:
+    """Receives a run's progress, in the controller's process and thread.  This one ignores it."""
 
     def planned(self, total: int | None, finished: int, left_out: tuple[LeftOut, ...]) -> None:
         """Called before the first trial; `finished` of the `total` trials have a result already.
@@ -57,15 +57,4 @@ class ProgressListener(Protocol):
     def trial_stepped(self, progress: TrialProgress) -> None:
         """Called with the progress of the current trial, a few times a second at most."""
 
-    def trial_ended(self, number: int, total: int | None, result: TrialResult) -> None: ...
-
-
-class NullListener:
-    """Ignores all progress."""
-
-    def planned(self, total: int | None, finished: int, left_out: tuple[LeftOut, ...]) -> None: ...
-    def note(self, text: str) -> None: ...
-    def doing(self, text: str) -> None: ...
-    def trial_started(self, number: int, total: int | None, trial: Trial) -> None: ...
-    def trial_stepped(self, progress: TrialProgress) -> None: ...
     def trial_ended(self, number: int, total: int | None, result: TrialResult) -> None: ...

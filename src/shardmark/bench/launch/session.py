@@ -29,7 +29,7 @@ from shardmark.bench.launch.engine import Engine, EngineWithTurns, TurnsRefusedE
 from shardmark.bench.launch.engines import build_engine
 from shardmark.bench.launch.input_checks import check_plan, training_samples
 from shardmark.bench.launch.links import measure_run_links
-from shardmark.bench.launch.listener import NullListener, ProgressListener
+from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.trial import TrialRunner, modules_of
 from shardmark.bench.launch.trial_artifacts import clear
@@ -370,7 +370,7 @@ def run_experiment(
     Raises `InputError` for an experiment or a folder that cannot be used, `StorageError` for a
     full disk, `KeyboardInterrupt` after storing an interrupted trial.
     """
-    options, listener = options or RunOptions(), listener or NullListener()
+    options, listener = options or RunOptions(), listener or ProgressListener()
     with RunSession.open(experiment, out, options, listener, plan=plan, engine=engine) as session:
         session.run()
     return out
@@ -390,7 +390,7 @@ def verify_experiment(
     With `store`, runs of the same code, data and versions reuse the verdicts.  Raises `InputError`
     for an experiment that cannot be used.
     """
-    listener = listener or NullListener()
+    listener = listener or ProgressListener()
     plan = plan or expand(experiment)
     for _ in training_samples(plan.trials):
         pass

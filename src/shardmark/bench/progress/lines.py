@@ -12,7 +12,7 @@ from shardmark.base.files.strict_yaml import format_yaml
 from shardmark.base.metrics import METRICS, RATES
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.text import counted, one_line, say
-from shardmark.bench.launch.listener import NullListener, TrialProgress
+from shardmark.bench.launch.listener import ProgressListener, TrialProgress
 from shardmark.bench.progress.pace import Pace
 from shardmark.bench.report.answers.wording import size
 from shardmark.experiment.messages import show
@@ -26,19 +26,11 @@ if TYPE_CHECKING:
 LINE_EVERY_SECONDS = 30.0
 
 
-class Lines:
+class Lines(ProgressListener):
     """Prints a line when a trial has ended, and every half minute before."""
 
-    def __init__(
-        self,
-        folder: Path | None = None,
-        *,
-        budget_seconds: float | None = None,
-        error: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path | None = None, *, budget_seconds: float | None = None) -> None:
         self._folder = folder
-        self._error = error
-        """True to print to standard error."""
         self._pace = Pace(budget_seconds)
         self._title = ""
         self._printed_at = 0.0
@@ -88,10 +80,10 @@ class Lines:
         self._print(f"{self._title}: {ending(result)}{tail}")
 
     def _print(self, text: str) -> None:
-        say(text, error=self._error)
+        say(text)
 
 
-class Quiet(NullListener):
+class Quiet(ProgressListener):
     """Prints only failures, on standard error."""
 
     def trial_started(self, number: int, total: int | None, trial: Trial) -> None:

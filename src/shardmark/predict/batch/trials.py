@@ -12,7 +12,7 @@ from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.recipe import Measure, Repeats, Schedule
 from shardmark.base.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.base.results.store import load_run
-from shardmark.bench.launch.listener import NullListener, ProgressListener
+from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.session import RunSession
 from shardmark.bench.launch.trial import TrialRunner
@@ -46,7 +46,7 @@ def largest_batches(
     """
     if experiment.engine.name != "local":
         raise InputError("engine", f"found {experiment.engine.name}", "allowed is local")
-    listener = listener or NullListener()
+    listener = listener or ProgressListener()
     plan = expand(experiment)
     plan = replace(plan, trials=tuple(trial for trial in plan.trials if not trial.repeat))
     with RunSession.open(experiment, out, RunOptions(), listener, plan=plan) as session:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from shardmark.base.files.run_files import rank_file, rank_steps_file
 from shardmark.base.machine import Machine
 from shardmark.base.results.schema import RankRecord, TrialResult
-from shardmark.bench.launch.listener import TrialProgress
+from shardmark.bench.launch.listener import ProgressListener, TrialProgress
 from shardmark.bench.launch.outcome import Ending, ProcessEnd
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import from_mapping
@@ -144,7 +144,7 @@ def leave_files(directory: Path, ranks: int, **changes: Any) -> None:
             progress.stepped(3)
 
 
-class RecordingListener:
+class RecordingListener(ProgressListener):
     """A listener that writes down what it is told."""
 
     def __init__(self) -> None:

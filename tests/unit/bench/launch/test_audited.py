@@ -14,7 +14,7 @@ from shardmark.audit.script import Against
 from shardmark.base.errors import InputError
 from shardmark.base.results.verification import Verdict, is_undecided, verdict_text
 from shardmark.bench.launch.audited import audit_cells, first_command
-from shardmark.bench.launch.listener import NullListener
+from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.trial_queue import time_lines
 from shardmark.bench.launch.verification import cells_of, decides
 from shardmark.experiment.load import from_mapping
@@ -73,7 +73,7 @@ def test_what_a_script_compiles_itself_is_not_compared(monkeypatch: pytest.Monke
     }
     plan = expand(from_mapping(mapping))
     cells, first = cells_of(plan.trials), first_command(plan)
-    verdicts = {v.strategy: v for v in audit_cells(cells, NullListener(), first=first)}
+    verdicts = {v.strategy: v for v in audit_cells(cells, ProgressListener(), first=first)}
     assert [verdicts[name].equivalent for name in variants] == [True, True, True]
     uncompared = ("compiled (train.py:3), which was not compared",)
     assert [verdicts[name].mathematics for name in variants] == [uncompared, uncompared, ()]
@@ -95,7 +95,7 @@ def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> N
     plan = expand(from_mapping(mapping))
     cells, first = cells_of(plan.trials), first_command(plan)
     verdicts = {
-        (v.strategy, v.world_size): v for v in audit_cells(cells, NullListener(), first=first)
+        (v.strategy, v.world_size): v for v in audit_cells(cells, ProgressListener(), first=first)
     }
     assert {key: verdict.equivalent for key, verdict in verdicts.items()} == {
         **{(name, 1): name != "other" for name in variants},
@@ -144,7 +144,7 @@ def test_an_accepted_cause_is_no_deviation(monkeypatch: pytest.MonkeyPatch) -> N
         }
         plan = expand(from_mapping(mapping))
         cells, first = cells_of(plan.trials), first_command(plan)
-        return list(zip(cells, audit_cells(cells, NullListener(), first=first), strict=True))
+        return list(zip(cells, audit_cells(cells, ProgressListener(), first=first), strict=True))
 
     strict, loose = cells_and_verdicts([]), cells_and_verdicts(None)  # null: what is usual
     assert [verdict.equivalent for _, verdict in strict] == [False, True]
