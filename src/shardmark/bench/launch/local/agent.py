@@ -26,7 +26,7 @@ from shardmark.base.system.environment_variables import (
 )
 from shardmark.base.system.processes import die_with_parent, schedule_as_batch, schedule_normally
 from shardmark.base.text import say
-from shardmark.bench.launch.local.rank_store import FileOfRanks, NodesStore, RankStore
+from shardmark.bench.launch.local.rank_store import FileOfRanks, NodesStore
 from shardmark.bench.launch.outcome import ProcessEnd
 from shardmark.bench.launch.placement import MeetingPoint
 from shardmark.bench.launch.trial_artifacts import AGENT_FILE, AGENT_LOG, LOGS
@@ -67,7 +67,7 @@ def run_agent(directory: str, task: str) -> int:
     place = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
-    store: RankStore = FileOfRanks()
+    store: FileOfRanks | NodesStore = FileOfRanks()
     if trial.nodes > 1 or trial.script is not None:
         store = nodes_store = NodesStore(trial.nodes, place)
         place = nodes_store.place

@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Protocol
 
 from torch.distributed import (  # type: ignore[attr-defined]  # torch exports them lazily
     Store,
@@ -32,33 +31,18 @@ FAILED = "failed"
 """Key that a node sets when its ranks have failed."""
 
 
-class RankStore(Protocol):
-    """The store of a trial's ranks, as one node's agent holds it.
-
-    Until `open` is called the process has no other thread, so that it can fork the ranks.
-    """
+class FileOfRanks:
+    """A file in memory without a name.  Forked ranks inherit it, and it is gone with them."""
 
     def address(self) -> str:
         """Return the value of `STORE_VARIABLE` for the ranks.  Called once."""
+        return f"file /proc/self/fd/{os.memfd_create('store-of-ranks')}"
 
     def open(self) -> None:
         """Serve the ranks, which the agent has forked, and wait for the agents of all nodes."""
 
     def close(self, *, succeeded: bool) -> None:
         """Keep the store until the ranks of all nodes have finished; `succeeded` is this node's."""
-
-
-class FileOfRanks:
-    """A file in memory without a name.  Forked ranks inherit it, and it is gone with them."""
-
-    def address(self) -> str:
-        return f"file /proc/self/fd/{os.memfd_create('store-of-ranks')}"
-
-    def open(self) -> None:
-        pass
-
-    def close(self, *, succeeded: bool) -> None:
-        pass
 
 
 class NodesStore:
