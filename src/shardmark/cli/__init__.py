@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -32,12 +32,12 @@ from shardmark.cli.why import explain_step
 BAD_INPUT = 2
 INTERRUPTED = 130
 
-QUESTIONS = {
-    "Your script": ("audit", "time", "why"),
-    "Many strategies": ("run", "verify", "batch"),
-    "Machines that you do not have": ("plan",),
-    "Results": ("compare", "report", "export"),
-    "Set-up": ("init", "doctor", "list", "schema"),
+QUESTIONS: dict[str, dict[str, Callable[..., None]]] = {
+    "Your script": {"audit": audit, "time": time, "why": explain_step},
+    "Many strategies": {"run": run, "verify": verify, "batch": batch},
+    "Machines that you do not have": {"plan": plan},
+    "Results": {"compare": compare, "report": report, "export": export},
+    "Set-up": {"init": init, "doctor": doctor, "list": list_, "schema": schema},
 }
 """Verbs by what they are for."""
 LONGEST = 200
@@ -85,24 +85,12 @@ def _shardmark(
     """
 
 
-SCRIPT: dict[str, Any] = {
-    "context_settings": {"ignore_unknown_options": False, "allow_interspersed_args": False}
-}
-"""Settings of verbs whose command follows their options."""
-app.command("audit", **SCRIPT)(audit)
-app.command("time")(time)
-app.command("why", **SCRIPT)(explain_step)
-app.command("run")(run)
-app.command("verify")(verify)
-app.command("batch")(batch)
-app.command("plan")(plan)
-app.command("compare")(compare)
-app.command("report")(report)
-app.command("export")(export)
-app.command("init")(init)
-app.command("doctor")(doctor)
-app.command("list")(list_)
-app.command("schema")(schema)
+COMMAND_FOLLOWS = ("audit", "why")
+"""Verbs whose command follows their options."""
+for _verbs in QUESTIONS.values():
+    for _name, _verb in _verbs.items():
+        _settings = {"allow_interspersed_args": False} if _name in COMMAND_FOLLOWS else None
+        app.command(_name, context_settings=_settings)(_verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
