@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -70,13 +71,15 @@ def cause_of(
 ) -> Cause:
     """Return the cause of the first failed check, or a list of excluded causes."""
     first = first_deviation(capture, checks, tolerances)
+    tried = chain(
+        _numerics_hypotheses(numerics, len(capture.losses)),
+        hypotheses(capture, first, tolerances.reference, recipe),
+    )
     cause = (
         _direct_cause(capture, first, tolerances)
         or _clipping_cause(capture, first, tolerances.reference, recipe)
-        or _reproduced_cause(
-            capture, checks, first, tolerances, recipe=recipe, numerics=numerics, run=run
-        )
-        or _cause_by_elimination(capture, first, tolerances, run=run)
+        or _reproduced_cause(capture, checks, tolerances, tried, run)
+        or _cause_by_elimination(capture, first, tolerances, run)
     )
     location = f" ({first.where})" if first.where else ""
     return cause.model_copy(update={"first_deviation": f"{first.name}{location}"})
@@ -89,29 +92,24 @@ def _cause(text: str, evidence: str, setting: str | None = None) -> Cause:
 def _reproduced_cause(
     capture: Capture,
     checks: Sequence[Check],
-    first: Check,
     tolerances: Tolerances,
-    *,
-    recipe: Recipe,
-    numerics: Numerics,
+    tried: Iterable[Hypothesis],
     run: RunReference,
 ) -> Cause | None:
     """Return the hypothesis that leaves the smallest deviation, or None if none explains it."""
-    best: tuple[float, Hypothesis] | None = None
-    possible = hypotheses(capture, first, tolerances.reference, recipe)
-    for hypothesis in chain(_numerics_hypotheses(numerics, len(capture.losses)), possible):
+    explaining: list[tuple[float, Hypothesis]] = []
+    for hypothesis in tried:
         try:
             expected = replace(tolerances, reference=run(hypothesis))
         except CannotPlayError:
             continue  # the reference cannot test this hypothesis
         remaining = _deviation(checks_of(capture, expected), hypothesis.compares)
         before = _deviation(checks, hypothesis.compares)
-        explains = before > 1 and remaining <= max(1.0, hypothesis.leaves_at_most * before)
-        if explains and (best is None or remaining < best[0]):
-            best = (remaining, hypothesis)
-    if best is None:
+        if before > 1 and remaining <= max(1.0, hypothesis.leaves_at_most * before):
+            explaining.append((remaining, hypothesis))
+    if not explaining:
         return None
-    remaining, hypothesis = best
+    remaining, hypothesis = min(explaining, key=itemgetter(0))
     return _cause(
         hypothesis.text,
         f"the reference with this change differs by {remaining:.3g} tolerances; "
@@ -361,28 +359,26 @@ def _representable(arrays: Iterable[Array], dtype: torch.dtype) -> bool:
 
 def _direct_cause(capture: Capture, first: Check, tolerances: Tolerances) -> Cause | None:
     """Return a cause that follows from the failed check without a run of the reference."""
-    expected = tolerances.reference
-    if first.name == "initial weights":
-        return _initial_weights_cause(capture, expected)
+    difference = f"{first.where}: {first.found}, expected {first.expected}"
     read = {
         REDUCED_IN: (f"gradients are not reduced in {first.expected}", f"found {first.found}"),
         "learning rate": (
             "different learning rate",
             f"{first.found} where the recipe gives {first.expected}",
         ),
+        "random draws": (
+            "different random draws (proposal sampling)",
+            f"{difference}; weights and samples are the same",
+        ),
+        "sample weights": (
+            "different weights of the same samples",
+            f"{difference}; samples are the same",
+        ),
     }
     if first.name in read:
         return _cause(*read[first.name])
-    if first.name == "random draws":
-        return _cause(
-            "different random draws (proposal sampling)",
-            f"{first.where}: {first.found}, expected {first.expected}; weights and samples are "
-            "the same",
-        )
-    if first.name == "sample weights":
-        evidence = f"{first.where}: {first.found}, expected {first.expected}; samples are the same"
-        return _cause("different weights of the same samples", evidence)
     compared = {
+        "initial weights": _initial_weights_cause,
         DATA_SET: _data_set_cause,
         "sample ids": _samples_cause,
         "buffers": _buffers_cause,
@@ -391,7 +387,8 @@ def _direct_cause(capture: Capture, first: Check, tolerances: Tolerances) -> Cau
     return compared(capture, tolerances) if compared is not None else None
 
 
-def _initial_weights_cause(capture: Capture, expected: Capture) -> Cause:
+def _initial_weights_cause(capture: Capture, tolerances: Tolerances) -> Cause:
+    expected = tolerances.reference
     names, defined = capture.tensors["parameters"].keys(), expected.tensors["parameters"].keys()
     if names > defined:
         return _cause(
@@ -504,7 +501,7 @@ def _samples_cause(capture: Capture, tolerances: Tolerances) -> Cause:
 
 
 def _cause_by_elimination(
-    capture: Capture, first: Check, tolerances: Tolerances, *, run: RunReference
+    capture: Capture, first: Check, tolerances: Tolerances, run: RunReference
 ) -> Cause:
     """Return the most specific cause that the checks show; no hypothesis reproduces the numbers."""
     expected = tolerances.reference
