@@ -26,7 +26,15 @@ def source(file: str) -> str:
 
 def test_private_attributes_are_defined_where_the_worker_reads_them(zero: Any) -> None:  # noqa: F811
     assert metadata.version("deepspeed").startswith("0.19.")
-    for file, names in zero.DEFINED_IN.items():
+    gradients, replaced = zero.GRADIENTS, zero.REPLACED
+    first = (zero.REPLICATED_PARAMETERS, zero.MASTERS[0], *gradients[:3], zero.STATES_LINKED)
+    third = (zero.COMPUTED_PARTITIONS, zero.MASTERS[1], gradients[0], *gradients[2:])
+    assigned = {
+        "engine.py": (zero.ENGINE_SCALER,),
+        "zero/stage_1_and_2.py": (*first, *replaced),
+        "zero/stage3.py": (*third, *replaced),
+    }
+    for file, names in assigned.items():
         for name in names:
             plain_name = name.removeprefix("_DeepSpeedZeroOptimizer_Stage3")
             assert re.search(rf"self\.{plain_name}\b *(:[^=\n]*)?=", source(file)), (file, name)

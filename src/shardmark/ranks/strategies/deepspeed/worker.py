@@ -67,17 +67,6 @@ REPLACED = ("torch_autocast_gradscaler", OPTIMIZER_SCALER, "dynamic_loss_scale")
 STATES_LINKED, LINK_STATES = "_hp_optimizer_states_linked", "_lazy_init_hp_params_optimizer_state"
 """Stages 1 and 2: whether parameters know their parts of the state, and what makes them know."""
 
-DEFINED_IN = {
-    "engine.py": (ENGINE_SCALER,),
-    "zero/stage_1_and_2.py": (
-        *(REPLICATED_PARAMETERS, MASTERS[0], *GRADIENTS[:3], *REPLACED, STATES_LINKED),
-    ),
-    "zero/stage3.py": (
-        *(COMPUTED_PARTITIONS, MASTERS[1], GRADIENTS[0], *GRADIENTS[2:], *REPLACED),
-    ),
-}
-"""File of DeepSpeed's `runtime` package -> what it assigns."""
-
 
 def start_engine(
     workload: Workload,
