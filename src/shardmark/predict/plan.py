@@ -16,6 +16,7 @@ from shardmark.base.numerics import Numerics
 from shardmark.base.ranking import Question, Ranking
 from shardmark.base.recipe import MAX_RANKS, Recipe
 from shardmark.base.text import as_text, listed, with_options
+from shardmark.bench.analysis.compare.rows import gathered
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
@@ -233,9 +234,7 @@ class Plan:
     @property
     def by_task(self) -> tuple[Plan, ...]:
         """Parts of the plan with one task each: models and data sets do not compete."""
-        tasks: dict[str, list[Prediction]] = {}
-        for row in self.rows:
-            tasks.setdefault(as_text(row.task), []).append(row)
+        tasks = gathered((as_text(row.task), row) for row in self.rows)
         return tuple(replace(self, rows=tuple(rows)) for rows in tasks.values()) or (self,)
 
     @property
@@ -271,10 +270,8 @@ TIE = 0.01
 
 def _ranking(question: Question, rows: Sequence[Prediction]) -> Ranking[Prediction]:
     """Rank the strategies by their best rows; among ties one that trains as a single device."""
-    by_label: dict[tuple[str, str | None], Prediction] = {}
-    for row in sorted(rows, key=MINIMISED[question]):
-        by_label.setdefault((row.label, row.on), row)
-    ordered = [*by_label.values()]
+    by_label = gathered(((row.label, row.on), row) for row in sorted(rows, key=MINIMISED[question]))
+    ordered = [best for best, *_ in by_label.values()]
     limit = (1 + TIE) * MINIMISED[question](ordered[0])
     tied = (row for row in ordered if MINIMISED[question](row) <= limit and not row.own_mathematics)
     first = next(tied, ordered[0])

@@ -29,7 +29,7 @@ from shardmark.base.table.table import (
     table_of,
 )
 from shardmark.base.text import as_text, counted, listed, render_json, with_options
-from shardmark.bench.analysis.compare.rows import grouped
+from shardmark.bench.analysis.compare.rows import gathered, grouped
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import HOUR_SECONDS, MINIMISED, Plan, Prediction
 from shardmark.predict.remedies import Remedy
@@ -262,15 +262,10 @@ def _last_notes(plan: Plan) -> list[str]:
 
 def _refusals(plan: Plan) -> Iterator[str]:
     """Yield each reason once, with the strategies and ranks for which it holds."""
-    sizes: dict[str, dict[str, dict[str, None]]] = {}
-    for row in plan.rows:
-        if row.reason is not None:
-            labels = sizes.setdefault(row.reason, {})
-            labels.setdefault(row.label, {})[str(row.ranks)] = None
-    for reason, labels in sizes.items():
-        places: dict[str, list[str]] = {}
-        for label, ranks in labels.items():
-            places.setdefault(", ".join(ranks), []).append(label)
+    refused = gathered((row.reason, row) for row in plan.rows if row.reason is not None)
+    for reason, rows in refused.items():
+        labels = grouped((row.label, str(row.ranks)) for row in rows)
+        places = gathered((", ".join(ranks), label) for label, ranks in labels.items())
         places_text = "; ".join(f"{', '.join(names)} on {ranks}" for ranks, names in places.items())
         yield f"Not predicted: {places_text} ranks: {reason}"
 
@@ -315,9 +310,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
 
 def _best_of_machines(plan: Plan, rows: Sequence[Prediction]) -> list[Prediction]:
     """Return the cheapest row of each kind of machine, which the answer names, too."""
-    machines: dict[str | None, list[Prediction]] = {}
-    for row in _chosen(rows):
-        machines.setdefault(row.on, []).append(row)
+    machines = gathered((row.on, row) for row in _chosen(rows))
     parts = (replace(plan, rows=tuple(of_machine)) for of_machine in machines.values())
     return [part.best[-1].row if part.best else part.rows[0] for part in parts]
 

@@ -13,6 +13,7 @@ from shardmark.base.results.schema import TrialResult
 from shardmark.base.statistics.intervals import Estimate, estimate_difference
 from shardmark.base.text import counted
 from shardmark.base.traffic import required_fraction
+from shardmark.bench.analysis.compare.rows import gathered
 from shardmark.bench.analysis.parts import (
     FEW_ROUNDS,
     LATE,
@@ -73,10 +74,7 @@ class Sample:
 
 def sample_of(result: TrialResult, lines: Sequence[Mapping[str, Any]]) -> Sample:
     """Return the sample of a trial that ended well, with the lines of its file of steps."""
-    by_rank: dict[int, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        if line["measured"]:
-            by_rank.setdefault(line["rank"], []).append(line)
+    by_rank = gathered((line["rank"], line) for line in lines if line["measured"])
     # A rank that is ahead leaves its cores to the others when it has ended.
     first_end = min(_end(steps[-1]) for steps in by_rank.values())
     ranks = []

@@ -18,6 +18,7 @@ from shardmark.base.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.base.results.store import StoredRun, is_run, load_run
 from shardmark.base.text import counted
 from shardmark.bench.analysis.advise.decided import decided_cells
+from shardmark.bench.analysis.compare.rows import gathered
 from shardmark.experiment.matrix import TrialPlan
 from shardmark.ranks.trial import Trial
 
@@ -112,10 +113,9 @@ class TrialQueue:
         return self.has_time_for(expected or 0.0)
 
     def _drop_cells(self) -> None:
-        by_cell: dict[str, list[TrialResult]] = {}
-        for trial_id, result in self.results.items():
-            if trial_id in self._cells:
-                by_cell.setdefault(self._cells[trial_id], []).append(result)
+        by_cell = gathered(
+            (self._cells[key], one) for key, one in self.results.items() if key in self._cells
+        )
         new = {*self._cells.values()} - by_cell.keys() - self.refused
         if new and self._begun:
             return  # a race goes on with all of its cells
@@ -147,10 +147,11 @@ def expected_seconds(trials: Sequence[Trial], results: Iterable[TrialResult]) ->
 
     Returns None if no result has a time.
     """
-    seconds: dict[str, list[float]] = {}
-    for result in results:
-        if result.outcome in (Outcome.OK, Outcome.TIMED_OUT):
-            seconds.setdefault(cell_id(result.trial), []).append(result.total_seconds)
+    seconds = gathered(
+        (cell_id(result.trial), result.total_seconds)
+        for result in results
+        if result.outcome in (Outcome.OK, Outcome.TIMED_OUT)
+    )
     if not seconds:
         return None
     means: Mapping[str, float] = {cell: fmean(values) for cell, values in seconds.items()}

@@ -31,6 +31,7 @@ from shardmark.base.results.verification import (
     read_verification,
     verdict_text,
 )
+from shardmark.bench.analysis.compare.rows import gathered
 from shardmark.bench.launch import fingerprint
 from shardmark.bench.launch.audited import audit_cells
 from shardmark.bench.launch.engine import Engine
@@ -77,10 +78,7 @@ SIZES = {"global_batch", "per_rank_batch", "steps", "epochs", "schedule", "seed"
 
 def cells_of(trials: Sequence[Trial]) -> list[Trial]:
     """Return the first trial of each cell."""
-    cells: dict[str, Trial] = {}
-    for trial in trials:
-        cells.setdefault(cell_of(trial), trial)
-    return list(cells.values())
+    return [first for first, *_ in gathered((cell_of(trial), trial) for trial in trials).values()]
 
 
 def numerics_key(cell: Trial) -> str:
@@ -121,9 +119,7 @@ def verify_cells(
     if any(cell.script is not None for cell in cells):  # the cells of a run share a workload
         yield from audit_cells(cells, listener, first=first)
         return
-    groups: dict[str, list[Trial]] = {}
-    for cell in cells:
-        groups.setdefault(numerics_key(cell), []).append(cell)
+    groups = gathered((numerics_key(cell), cell) for cell in cells)
     scratch.mkdir(parents=True, exist_ok=True)
     failures: list[tuple[Trial, Problem]] = []
     captured: dict[str, list[Trial]] = {}

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardmark.base.results.schema import Outcome
-from shardmark.bench.analysis.compare.rows import EXECUTION_KEYS, Row, plain
+from shardmark.bench.analysis.compare.rows import EXECUTION_KEYS, Row, gathered, plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +24,13 @@ class ComparableGroup:
         """Values of the matrix's keys that change the training, by dotted key."""
         return conditions_of(self.rows[0])
 
-    @property
-    def out_of_memory(self) -> tuple[Row, ...]:
-        return tuple(
-            row
-            for row in self.rows
-            if not row.ok_trials and row.outcomes.get(Outcome.OUT_OF_MEMORY)
-        )
-
 
 def groups_of(rows: Sequence[Row]) -> tuple[ComparableGroup, ...]:
     """Group the rows by their training, in the order of the comparison."""
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        key = (row.experiment, row.workload, row.precision, plain(conditions_of(row)))
-        groups.setdefault(key, []).append(row)
+    groups = gathered(
+        ((row.experiment, row.workload, row.precision, plain(conditions_of(row))), row)
+        for row in rows
+    )
     return tuple(map(_group, groups.values()))
 
 

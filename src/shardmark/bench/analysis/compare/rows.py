@@ -218,11 +218,6 @@ class Row:
             other.precision,
         ) and self.differing(other) <= EXECUTION_KEYS
 
-    @property
-    def counts_steps(self) -> bool:
-        """True if a step counts as one sample, because a script's samples could not be counted."""
-        return COUNTED in self.varied
-
     def differing(self, other: Row) -> frozenset[str]:
         """Return the varied keys in which the rows differ."""
         keys = self.varied.keys() | other.varied.keys()
@@ -237,10 +232,8 @@ def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
     for run in runs:
         # Rows of two runs of the same experiment are not merged: the machines can differ.
         label = run.name if names[run.name] == 1 else f"{run.name} ({run.path})"
-        cells: dict[tuple[object, ...], list[TrialResult]] = {}
-        for result in run.trials:
-            cells.setdefault(_cell(result), []).append(result)
-        ordered = sorted(cells.values(), key=lambda trials: _order(trials[0]))
+        cells = gathered((_cell(result), result) for result in run.trials).values()
+        ordered = sorted(cells, key=lambda trials: _order(trials[0]))
         rows += [_row(label, run, trials) for trials in ordered]
     return _with_common_axes(rows)
 
@@ -363,12 +356,17 @@ def plain(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
-    """Return each first element with the second ones that it has, each once, in order."""
-    groups: dict[Key, dict[Value, None]] = {}
+def gathered(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return each first element with the second ones that it has, in order."""
+    groups: dict[Key, list[Value]] = {}
     for key, value in pairs:
-        groups.setdefault(key, {})[value] = None
-    return {key: [*values] for key, values in groups.items()}
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the same with each second element once."""
+    return gathered(dict.fromkeys(pairs))
 
 
 def other_varied(result: TrialResult) -> dict[str, Any]:

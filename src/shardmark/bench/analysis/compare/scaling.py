@@ -9,7 +9,7 @@ from typing import NamedTuple
 from shardmark.base.cells import NODES
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.compare.comparison import ratio_between, single_baseline
-from shardmark.bench.analysis.compare.rows import Row, plain
+from shardmark.bench.analysis.compare.rows import Row, gathered, plain
 from shardmark.bench.analysis.compare.verdicts import METRIC
 
 
@@ -50,12 +50,12 @@ def ranks_vary(points: Iterable[ScalingPoint]) -> bool:
 
 def _grouped(rows: Sequence[Row], without: str = "") -> list[list[Row]]:
     """Group the rows by their conditions, except for the varied key `without`."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
+
+    def conditions(row: Row) -> tuple[object, ...]:
         varied = plain({key: value for key, value in row.varied.items() if key != without})
-        conditions = (row.experiment, row.workload, row.precision, row.label, varied)
-        groups.setdefault((*conditions, row.weak_scaling), []).append(row)
-    return list(groups.values())
+        return row.experiment, row.workload, row.precision, row.label, varied, row.weak_scaling
+
+    return [*gathered((conditions(row), row) for row in rows).values()]
 
 
 def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[ScalingPoint]:

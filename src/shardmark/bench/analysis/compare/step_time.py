@@ -7,7 +7,7 @@ from statistics import fmean
 
 from shardmark.base.results.schema import TrialResult
 from shardmark.base.statistics.intervals import estimate_difference, trimmed_mean
-from shardmark.bench.analysis.compare.rows import Row
+from shardmark.bench.analysis.compare.rows import Row, gathered
 from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.bench.analysis.parts import (
     LATE,
@@ -65,11 +65,7 @@ def mean_seconds(row: Row, samples: float | None, repeats: Collection[int]) -> S
 
 
 def _values(trials: Sequence[TrialResult], late: int | None) -> dict[str, list[float]]:
-    values: dict[str, list[float]] = {}
-    for trial in trials:
-        for kind, seconds in _seconds(trial, late).items():
-            values.setdefault(kind, []).append(seconds)
-    return values
+    return gathered(item for trial in trials for item in _seconds(trial, late).items())
 
 
 def _seconds(trial: TrialResult, late: int | None) -> Seconds:

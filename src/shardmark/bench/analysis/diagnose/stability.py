@@ -9,14 +9,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from statistics import fmean
 
 from shardmark.base.results.schema import StabilityKind, TrialResult
 from shardmark.base.statistics.changes import trend_of
 from shardmark.base.statistics.intervals import t_probability
 from shardmark.bench.analysis.compare.comparison import Comparison
-from shardmark.bench.analysis.compare.rows import Row
+from shardmark.bench.analysis.compare.rows import Row, gathered
 from shardmark.bench.analysis.compare.verdicts import METRIC
 from shardmark.bench.analysis.diagnose.trial_stability import (
     DRIFT,
@@ -96,16 +95,9 @@ def _is_slight_drift(warning: Instability) -> bool:
     return warning.kind is StabilityKind.TRIAL_DRIFT and warning.severity < math.log(LEAST_JUMP)
 
 
-def _by_folder(rows: Sequence[Row]) -> dict[Path | None, list[Row]]:
-    folders: dict[Path | None, list[Row]] = {}
-    for row in rows:
-        folders.setdefault(row.folder, []).append(row)
-    return folders
-
-
 def _run_drifts(rows: Sequence[Row]) -> Iterator[Instability]:
     """Yield trends over the repeats that the rows of a run share."""
-    runs = _by_folder(rows)
+    runs = gathered((row.folder, row) for row in rows)
     for folder, of_run in runs.items():
         series = [_log_rates(row) for row in of_run]
         trend = trend_of([[(float(n), rate) for n, rate in rates.items()] for rates in series])
@@ -128,7 +120,7 @@ def _outlying_repeats(rows: Sequence[Row]) -> Iterator[Instability]:
     Tests the externally studentised residual as the largest of all.  Source: Cook and Weisberg,
     Residuals and Influence in Regression (1982), section 2.2.2.
     """
-    for of_run in _by_folder(rows).values():
+    for of_run in gathered((row.folder, row) for row in rows).values():
         series = [(row, rates) for row in of_run if len(rates := _log_rates(row)) >= 3]
         squares = sum(
             (rate - fmean(rates.values())) ** 2 for _, rates in series for rate in rates.values()

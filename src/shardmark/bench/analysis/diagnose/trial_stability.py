@@ -14,6 +14,7 @@ from statistics import fmean, median
 from shardmark.base.files.run_files import CLOCK_LIMITS
 from shardmark.base.results.schema import RankRecord, StabilityFinding, StabilityKind
 from shardmark.base.statistics.changes import JUMP_POINTS, jump_of, medians, trend_of
+from shardmark.bench.analysis.compare.rows import gathered
 from shardmark.bench.analysis.trial.rank_metrics import windows_of
 from shardmark.bench.analysis.trial.raw_files import Line, by_node, mapping, number
 from shardmark.bench.analysis.trial.sampled_metrics import (
@@ -74,9 +75,7 @@ def stability_of_trial(
     if len(points) >= FEWEST_STEPS:
         findings += _drift(points)
         findings += _slow_steps([seconds for _, seconds in points])
-    machines: dict[str, list[RankRecord]] = {}
-    for record in ranks:
-        machines.setdefault(record.kernel or record.host, []).append(record)
+    machines = gathered((record.kernel or record.host, record) for record in ranks)
     for local_ranks in machines.values():
         findings += _of_machine(local_ranks, samples)
     return (*findings, *_of_devices(samples, windows_of(rank)))

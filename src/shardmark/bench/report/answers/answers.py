@@ -20,7 +20,14 @@ from shardmark.bench.analysis.advise.groups import ComparableGroup, groups_of, i
 from shardmark.bench.analysis.advise.selection import mean_of, rival_of, select, times_better
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rounding import Rounding
-from shardmark.bench.analysis.compare.rows import Row, batch_norms_differ, main_rate, plain
+from shardmark.bench.analysis.compare.rows import (
+    COUNTED,
+    Row,
+    batch_norms_differ,
+    gathered,
+    main_rate,
+    plain,
+)
 from shardmark.bench.analysis.compare.scaling import ranks_vary, scaling_points
 from shardmark.bench.analysis.compare.verdicts import common_repeats
 from shardmark.bench.report.answers.wording import name, rate, rounding_text, size
@@ -120,16 +127,13 @@ def _competing(comparison: Comparison) -> list[ComparableGroup]:
 
 def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> list[str]:
     disturbed = [row for row in measured if row.disturbed]
-    diverged: dict[str, list[str]] = {}
-    for row in measured:
-        if row.diverged:
-            diverged.setdefault(row.diverged, []).append(name(row))
+    diverged = gathered((row.diverged, name(row)) for row in measured if row.diverged)
     texts = [f"{listed(names)}: {reason}." for reason, names in diverged.items()]
     if disturbed:
         names = listed([name(row) for row in disturbed])
         subject = "these times" if len(disturbed) == len(measured) else f"the times of {names}"
         texts.append(f"Do not trust {subject}: {disturbed[0].disturbed}.")
-    if uncounted := [name(row) for row in measured if row.counts_steps]:
+    if uncounted := [name(row) for row in measured if COUNTED in row.varied]:
         texts.append(
             f"The samples of {listed(uncounted)} could not be counted: a step counts as one sample."
         )
@@ -196,7 +200,8 @@ def _memory(group: ComparableGroup) -> Answer:
         rival_name = name(rival, with_ranks=_several_sizes(group))
         figure += f" ({rival_name} {size(mean_of(rival, PEAK), value, unit=False)})"
         facts["ratio"] = mean_of(rival, PEAK) / value
-    out_of_memory = [name(row) for row in group.out_of_memory]
+    unmeasured = [row for row in group.rows if not row.ok_trials]
+    out_of_memory = [name(row) for row in unmeasured if row.outcomes.get("out_of_memory")]
     remarks = [f"out of memory: {listed(out_of_memory)}"] if out_of_memory else []
     return _answer(ranking, group, figure, remarks, facts)
 

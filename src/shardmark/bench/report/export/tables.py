@@ -25,7 +25,7 @@ from shardmark.base.system.extras import require
 from shardmark.base.table.formats import csv_cell
 from shardmark.bench.analysis.compare.epochs import epoch_values
 from shardmark.bench.analysis.compare.regression import flattened
-from shardmark.bench.analysis.compare.rows import other_varied, plain
+from shardmark.bench.analysis.compare.rows import gathered, other_varied, plain
 from shardmark.bench.analysis.trial.rank_metrics import workers_of
 from shardmark.bench.analysis.trial.raw_files import mapping, number, objects
 
@@ -361,11 +361,8 @@ def series_of(source: Source, trial: TrialResult) -> Iterator[tuple[int, dict[st
     metrics at the step after the last one.
     """
     start = trial.started_at_seconds
-    ranks: dict[int, list[Record]] = {}
-    for row in step_rows(source, trial):
-        ranks.setdefault(row["step"], []).append(row)
     series: dict[int, dict[str, float]] = {}
-    for step, rows in ranks.items():
+    for step, rows in gathered((row["step"], row) for row in step_rows(source, trial)).items():
         series[step] = {f"step/{to}": fmean(_numbers(rows, name)) for name, to in _MEANS.items()}
         if all(row.get("measured") for row in rows):
             series[step] |= {f"step/{name}": max(_numbers(rows, name)) for name in _SPANS}

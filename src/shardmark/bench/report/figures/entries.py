@@ -9,7 +9,7 @@ from itertools import compress
 from shardmark.base.cells import ranks_and_nodes
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.compare.epochs import EpochsOfRow, epochs_of
-from shardmark.bench.analysis.compare.rows import Row, grouped, plain
+from shardmark.bench.analysis.compare.rows import Row, gathered, plain
 from shardmark.bench.report.figures.chart import Series
 from shardmark.bench.report.figures.drawing import short
 
@@ -58,24 +58,25 @@ class Group:
 
     def by_name(self) -> list[list[Entry]]:
         """Return the entries of each strategy, ordered by the number of ranks."""
-        return [*grouped((entry.name, entry) for entry in self.entries).values()]
+        return [*gathered((entry.name, entry) for entry in self.entries).values()]
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
     """Group the rows that ended ok by all conditions except strategy and number of ranks."""
     labels = list(dict.fromkeys(row.label for row in rows))
     names = dict(zip(labels, _distinct(labels, LONGEST_NAME), strict=True))
-    groups: dict[tuple[str, ...], list[Entry]] = {}
-    for number, row in enumerate(rows):
-        if row.ok_trials:
-            entry = Entry(
-                row=row,
-                number=number,
-                epochs=epochs_of(row),
-                name=names[row.label],
-                style=labels.index(row.label),
-            )
-            groups.setdefault(_conditions(row), []).append(entry)
+    entries_of_rows = (
+        Entry(
+            row=row,
+            number=number,
+            epochs=epochs_of(row),
+            name=names[row.label],
+            style=labels.index(row.label),
+        )
+        for number, row in enumerate(rows)
+        if row.ok_trials
+    )
+    groups = gathered((_conditions(entry.row), entry) for entry in entries_of_rows)
     columns = list(zip(*groups, strict=True))
     differing = [len(set(column)) > 1 for column in columns]
     titles = [", ".join(filter(None, compress(conditions, differing))) for conditions in groups]
