@@ -65,9 +65,17 @@ class Failed:
     """Trials of a row that failed with the same outcome and reason."""
 
     outcome: Outcome
-    reason: str
-    """Reason, with the remedy if there is one."""
-    count: int
+    failure: Failure
+    trials: tuple[TrialResult, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.trials)
+
+    @property
+    def reason(self) -> str:
+        """Reason, with the remedy if there is one."""
+        return "; ".join(filter(None, (self.failure.reason, self.failure.remedy)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +96,6 @@ class Row:
     weak_scaling: bool
     """True with `per_rank_batch`: the training then depends on the number of ranks."""
     outcomes: Mapping[str, int]
-    failed: tuple[Failed, ...]
     metrics: Mapping[str, Estimate | None]
     """Estimates of every metric over the trials that ended `ok`."""
     missing: Mapping[str, str]
@@ -195,6 +202,10 @@ class Row:
     def ok_trials(self) -> tuple[TrialResult, ...]:
         """Trials that ended ok; disturbed trials only if all of them were disturbed."""
         return _counted(self.trials)
+
+    @property
+    def failed(self) -> tuple[Failed, ...]:
+        return _failed(self.trials)
 
     @property
     def disturbed_trials(self) -> int:
@@ -461,7 +472,6 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
         synthetic=any(result.synthetic for result in trials),
         weak_scaling=_scales_weakly(first, run.trials),
         outcomes=dict(sorted(Counter(str(result.outcome) for result in trials).items())),
-        failed=_failed(trials),
         disturbed=next((result.disturbed for result in ok), None),
         metrics=metrics,
         missing={
@@ -525,7 +535,7 @@ def _reason(ok: Sequence[TrialResult], name: str) -> str:
     return reasons.most_common(1)[0][0]
 
 
-def failures_of(trials: Sequence[TrialResult]) -> list[tuple[Outcome, Failure, list[TrialResult]]]:
+def _failed(trials: Sequence[TrialResult]) -> tuple[Failed, ...]:
     """Group the trials that did not end ok by outcome and reason.
 
     Reasons that differ only in their rank are merged, without the rank.
@@ -544,16 +554,6 @@ def failures_of(trials: Sequence[TrialResult]) -> list[tuple[Outcome, Failure, l
         if any(other != failure for other, _ in group):
             update = {"reason": RANK.sub("", failure.reason), "rank": None, "node": None}
             failure = failure.model_copy(update=update)
-        merged.append((first.outcome, failure, [result for _, result in group]))
-    return merged
-
-
-def _failed(trials: Sequence[TrialResult]) -> tuple[Failed, ...]:
-    return tuple(
-        Failed(
-            outcome=outcome,
-            reason="; ".join(filter(None, (failure.reason, failure.remedy))),
-            count=len(results),
-        )
-        for outcome, failure, results in failures_of(trials)
-    )
+        results = tuple(result for _, result in group)
+        merged.append(Failed(outcome=first.outcome, failure=failure, trials=results))
+    return tuple(merged)

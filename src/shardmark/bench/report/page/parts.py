@@ -18,7 +18,7 @@ from shardmark.base.files.run_files import LOG_FILE
 from shardmark.base.files.strict_yaml import MAX_CHARACTERS
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.files import open_regular, read_regular
-from shardmark.base.results.schema import Failure, RankRecord, TrialResult
+from shardmark.base.results.schema import RankRecord, TrialResult
 from shardmark.base.results.store import EXPERIMENT_FILE, RunFolder, StoredRun
 from shardmark.base.results.verification import Verdict, deviation_text
 from shardmark.base.table.table import (
@@ -31,7 +31,7 @@ from shardmark.base.table.table import (
     table_of,
 )
 from shardmark.base.text import one_line, with_options
-from shardmark.bench.analysis.compare.rows import Row, failures_of, plain
+from shardmark.bench.analysis.compare.rows import Failed, Row, plain
 from shardmark.bench.report.figures.measured import peak_bytes
 from shardmark.bench.report.table.row_columns import row_columns
 
@@ -129,34 +129,21 @@ class LogTail:
     """True if the file has more lines before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedTrials:
-    """Trials of one row with the same outcome and reason."""
-
-    place: str
-    outcome: str
-    failure: Failure
-    repeats: str
-    logs: tuple[LogTail, ...]
-
-
-def failed_trials(rows: Sequence[Row]) -> list[FailedTrials]:
-    """Return failed trials by row, outcome and reason, in the order of the comparison."""
+def failed_trials(rows: Sequence[Row]) -> list[tuple[str, Failed, list[LogTail]]]:
+    """Return each row's place and failed trials with their logs, as the comparison orders them."""
     return [
-        FailedTrials(
-            place=row.place,
-            outcome=str(outcome),
-            failure=failure,
-            repeats=", ".join(str(trial.repeat) for trial in trials),
-            logs=tuple(
+        (
+            row.place,
+            failed,
+            [
                 tail
-                for trial in trials
+                for trial in failed.trials
                 if row.folder is not None
                 and (tail := log_tail(RunFolder(row.folder).trial_folder(trial.id))) is not None
-            ),
+            ],
         )
         for row in rows
-        for outcome, failure, trials in failures_of(row.trials)
+        for failed in row.failed
     ]
 
 
@@ -188,20 +175,8 @@ def _shortened(line: str) -> str:
 # Tables
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerificationTables:
-    """Verdicts and checks of a run."""
-
-    run: str
-    reference: str
-    steps: int
-    verdicts: Table
-    checks: tuple[Table, ...]
-    """Checks of each verdict that has some."""
-
-
-def verification_tables(runs: Sequence[StoredRun]) -> list[VerificationTables]:
-    """Return the stored verdicts of each run, few ranks before many."""
+def verification_tables(runs: Sequence[StoredRun]) -> list[tuple[StoredRun, Table, list[Table]]]:
+    """Return each verified run with its verdicts, few ranks before many, and their checks."""
     tables = []
     for run in runs:
         if run.verification is not None:
@@ -214,19 +189,12 @@ def verification_tables(runs: Sequence[StoredRun]) -> list[VerificationTables]:
                     v.world_size,
                 ),
             )
-            tables.append(
-                VerificationTables(
-                    run=run.name,
-                    reference=run.verification.reference,
-                    steps=run.verification.steps,
-                    verdicts=table_of("Verdicts on equivalence", verdicts, _VERDICT),
-                    checks=tuple(
-                        table_of(f"Checks of {_place(verdict)}", verdict.checks, _CHECK)
-                        for verdict in verdicts
-                        if verdict.checks
-                    ),
-                )
-            )
+            checks = [
+                table_of(f"Checks of {_place(verdict)}", verdict.checks, _CHECK)
+                for verdict in verdicts
+                if verdict.checks
+            ]
+            tables.append((run, table_of("Verdicts on equivalence", verdicts, _VERDICT), checks))
     return tables
 
 

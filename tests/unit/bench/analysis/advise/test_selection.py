@@ -32,7 +32,6 @@ def rows_with(values: Sequence[Sequence[float]], metric: str = METRIC) -> list[R
             synthetic=False,
             weak_scaling=False,
             outcomes={"ok": len(own)},
-            failed=(),
             metrics={},
             missing={},
             values={metric: dict(enumerate(own))},
