@@ -50,46 +50,37 @@ class OverTime:
     """x and y of the running median or mean; None if it was not computed or readings are few."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampled:
-    """System metrics from the first training step to the end of the last window."""
+def sampled(row: Row) -> dict[str, OverTime]:
+    """Return system metrics of the row's first repeat, from its first step to its last window.
 
-    network_bytes_per_second: OverTime
-    """Bytes sent over all interfaces of all nodes."""
-    cpu_percent: OverTime
-    """CPU time of all ranks and their children; 100 is one busy core."""
-    gpu_percent: OverTime
-    """Fraction of the time in which a kernel ran, mean over the GPUs in use."""
-    power_watts: OverTime
-    """Power of all GPUs in use."""
-
-
-def sampled(row: Row) -> Sampled | None:
-    """Return the system metrics of the row's first repeat, or None if it has no samples."""
+    `network_bytes_per_second` is sent over all interfaces of all nodes; `cpu_percent` is that of
+    all ranks and their children, 100 for a busy core; `gpu_percent` is the fraction of the time in
+    which a kernel ran, mean over the GPUs in use, and `power_watts` their sum.
+    """
     if not row.ok_trials or row.folder is None:
-        return None
+        return {}
     trial = row.ok_trials[0]
     start, end = _trained_between(trial)
     nodes = samples_by_node(RunFolder(row.folder).trial_folder(trial.id)).values()
     if start >= end or not nodes:
-        return None
+        return {}
 
     def series(read: Callable[[Sequence[Line]], list[Point]], scale: float = 1.0) -> OverTime:
         summed = _summed([points for node in nodes if (points := read(node))])
         return smoothed([(at - start, scale * y) for at, y in summed if start <= at <= end])
 
     with_gpus = sum(bool(_gpu_points(node, "utilization_percent", fmean)) for node in nodes)
-    return Sampled(
-        network_bytes_per_second=series(
+    return {
+        "network_bytes_per_second": series(
             lambda lines: rates_between(network_points(lines, "bytes_sent"))
         ),
-        cpu_percent=series(lambda lines: rates_between(_cpu_points(lines)), scale=100),
-        gpu_percent=series(
+        "cpu_percent": series(lambda lines: rates_between(_cpu_points(lines)), scale=100),
+        "gpu_percent": series(
             lambda lines: _gpu_points(lines, "utilization_percent", fmean),
             scale=1 / max(1, with_gpus),
         ),
-        power_watts=series(lambda lines: _gpu_points(lines, "power_watts", math.fsum)),
-    )
+        "power_watts": series(lambda lines: _gpu_points(lines, "power_watts", math.fsum)),
+    }
 
 
 def _trained_between(trial: TrialResult) -> tuple[float, float]:

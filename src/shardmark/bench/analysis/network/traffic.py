@@ -57,11 +57,6 @@ class Interface:
     errors: OneWay
     """Packets that were lost or dropped in both directions, in place of bytes."""
 
-    @property
-    def busier_bytes_per_second(self) -> float:
-        """Mean rate in the busier direction."""
-        return max(way.mean_bytes_per_second or 0.0 for way in (self.sent, self.received))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficOfRow:
@@ -98,18 +93,16 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
         for sample in node.samples
         for name in mapping(sample.get("network"))
     }
-    interfaces = []
+    rates: dict[Interface, float] = {}
     for number, name in sorted(places):
         repeated = [nodes[number] for nodes in trials if number in nodes]
         sent = _one_way(repeated, name, "bytes_sent", missing)
         received = _one_way(repeated, name, "bytes_received", missing)
         errors = _one_way(repeated, name, "errors", {})
-        interfaces.append(
-            Interface(node=number, name=name, sent=sent, received=received, errors=errors)
-        )
-    rates = [interface.busier_bytes_per_second for interface in interfaces]
-    least = IDLE_SHARE * max(rates, default=0.0)
-    shown = tuple(i for i, rate in zip(interfaces, rates, strict=True) if rate > least)
+        one = Interface(node=number, name=name, sent=sent, received=received, errors=errors)
+        rates[one] = max(way.mean_bytes_per_second or 0.0 for way in (sent, received))
+    least = IDLE_SHARE * max(rates.values(), default=0.0)
+    shown = tuple(interface for interface, rate in rates.items() if rate > least)
     return TrafficOfRow(row=row, interfaces=shown, missing=missing)
 
 

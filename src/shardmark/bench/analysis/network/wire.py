@@ -67,21 +67,6 @@ class WireOfRow:
         """Network bytes by the strategy's definition."""
         return None if self.wire is None else self.wire.required_bytes
 
-    @property
-    def counted_ratio(self) -> float | None:
-        """Counted bytes over defined bytes: additional traffic of the library."""
-        return _ratio(self.counted_bytes, self.defined_bytes)
-
-    @property
-    def interface_ratio(self) -> float | None:
-        """Sent bytes over defined bytes: additional traffic of library, backend and protocols."""
-        return _ratio(self.interface_bytes, self.defined_bytes)
-
-    @property
-    def backend_ratio(self) -> float | None:
-        """Sent bytes over counted bytes: additional traffic of backend and protocols."""
-        return _ratio(self.interface_bytes, self.counted_bytes)
-
 
 def wires_of(rows: Sequence[Row]) -> list[WireOfRow]:
     """Return defined, counted and sent bytes of every row with a trial that ended ok."""
@@ -163,8 +148,3 @@ def _sent(trials: Sequence[TrialResult]) -> Estimate | None:
         if sent is not None and steps:
             values.append(sent.value / steps)
     return estimate_mean(values) if values and len(values) == len(trials) else None
-
-
-def _ratio(above: Estimate | float | None, below: float | None) -> float | None:
-    value = above.value if isinstance(above, Estimate) else above
-    return value / below if value is not None and below else None

@@ -230,11 +230,11 @@ def _staleness(entry: Entry) -> Counter[int]:
 def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
     entries = entries_in(groups)
     read = {e: series for e in entries[:MOST_ROWS_READ] if (series := sampled(e.row))}
-    unit, size = rate_unit(_largest(series.network_bytes_per_second for series in read.values()))
+    unit, size = rate_unit(_largest(of_row["network_bytes_per_second"] for of_row in read.values()))
     facets = facets_of(having(groups, read.__contains__))
 
     def panels(*quantities: tuple[str, str, str, float]) -> list[Panel]:
-        """Draw a panel for each attribute of `Sampled`, given with label, unit and unit size."""
+        """Draw a panel for each metric of `sampled`, given with label, unit and unit size."""
         return with_shared_axis(
             _panel(
                 facet.title,
@@ -243,7 +243,7 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
                 [
                     line
                     for entry in facet.entries
-                    for line in _lines(entry, getattr(read[entry], name), size, timed=True)
+                    for line in _lines(entry, read[entry][name], size, timed=True)
                     if not line.raw or len(facet.entries) <= _MOST_WITH_READINGS
                 ],
             )

@@ -117,6 +117,11 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         value: Value = getattr(wire, field)
         return Missing(wire.missing.get(name, "not known")) if value is None else value
 
+    def ratio(above: str, below: str, wire: WireOfRow) -> float | None:
+        value, base = getattr(wire, above), getattr(wire, below)
+        value = value.value if isinstance(value, Estimate) else value
+        return value / base if value is not None and base else None
+
     columns: Columns[WireOfRow] = [
         (
             _megabytes("formula_bytes", "formula"),
@@ -126,13 +131,16 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
             _megabytes("collective_bytes", "collectives"),
             partial(value_or_missing, "counted_bytes", "counted"),
         ),
-        (_ratio("collective_ratio", "ratio"), attrgetter("counted_ratio")),
+        (_ratio("collective_ratio", "ratio"), partial(ratio, "counted_bytes", "defined_bytes")),
         (
             _estimated_megabytes("interface_bytes", "interfaces"),
             partial(value_or_missing, "interface_bytes", "interfaces"),
         ),
-        (_ratio("interface_ratio", "ratio"), attrgetter("interface_ratio")),
-        (_ratio("backend_ratio", "interfaces / collectives"), attrgetter("backend_ratio")),
+        (_ratio("interface_ratio", "ratio"), partial(ratio, "interface_bytes", "defined_bytes")),
+        (
+            _ratio("backend_ratio", "interfaces / collectives"),
+            partial(ratio, "interface_bytes", "counted_bytes"),
+        ),
     ]
     formulas = grouped(
         (text, wire.row.strategy)

@@ -100,9 +100,11 @@ def wire(*trials: TrialResult) -> WireOfRow:
 def test_formula_and_measured_bytes_agree(
     strategy: str, payloads: Payloads, sent: float, defined: float, ratios: tuple[float, ...]
 ) -> None:
-    row = wire(trial(strategy, 2, payloads, sent))
+    comparison = compare_trials(trial(strategy, 2, payloads, sent))
+    (row,) = wires_of(comparison.rows)
     assert row.defined_bytes == pytest.approx(defined)
-    measured = (row.counted_ratio, row.interface_ratio, row.backend_ratio)
+    (line,) = network_json(network_tables(comparison))["bytes"]
+    measured = [line[f"{name}_ratio"] for name in ("collective", "interface", "backend")]
     assert measured == pytest.approx(ratios, abs=1e-4)
     assert not row.missing
 
@@ -270,9 +272,9 @@ def test_a_node_s_clock_may_be_wrong(tmp_path: Path) -> None:
 
 def test_a_sum_over_nodes_is_no_difference_between_them(nodes: Comparison) -> None:
     """The figure of network and CPU: counters of two nodes have nothing to do with each other."""
-    curves = present(sampled(nodes.rows[0]))
-    assert {round(value) for value in curves.network_bytes_per_second.y} == {3900 + 390 + 780}
-    assert {round(value) for value in curves.cpu_percent.y} == {300}
+    curves = sampled(nodes.rows[0])
+    assert {round(value) for value in curves["network_bytes_per_second"].y} == {3900 + 390 + 780}
+    assert {round(value) for value in curves["cpu_percent"].y} == {300}
 
 
 def test_tables_figure_and_page(nodes: Comparison, tmp_path: Path) -> None:
