@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shardmark.base.errors import STORAGE_EXIT
 from shardmark.base.files.run_files import LOG_FILE
 from shardmark.base.results.schema import Failure, Outcome, RankError, RankRecord
 
@@ -77,12 +76,6 @@ class Ending:
     """The first node that was lost; the trial was then ended on the others."""
     clocks_ahead_seconds: Mapping[int, float] = field(default_factory=dict)
     """Seconds by which the clock of each rank's node is ahead; `failures` are corrected for it."""
-
-    @property
-    def stopped_by_disk(self) -> bool:
-        """True if a disk error ended a process, which could not write a record of it."""
-        codes = (self.agent_exit_code, *(end.exit_code for end in self.failures))
-        return STORAGE_EXIT in codes
 
 
 def kernel_oom_kills() -> int:

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from pydantic_core import from_json
 
-from shardmark.base.errors import FULL, InputError, StorageError
+from shardmark.base.errors import FULL, STORAGE_EXIT, InputError, StorageError
 from shardmark.base.files.run_files import (
     LOG_FILE,
     RESULT_FILE,
@@ -128,7 +128,8 @@ def raise_disk_error(directory: Path, records: Iterable[RankRecord], ending: End
             if not problem:
                 problem, remedy = remedy, "check that disk or limit"
             raise StorageError(f"rank {record.rank} on {record.host}", problem, remedy)
-    if ending.stopped_by_disk:
+    codes = (ending.agent_exit_code, *(end.exit_code for end in ending.failures))
+    if STORAGE_EXIT in codes:  # the process could not write a record of it
         remedy = "make room there and below TMPDIR, or check those disks"
         raise StorageError(str(directory), "a disk error stopped the trial", remedy)
     test_file = directory / ".room"

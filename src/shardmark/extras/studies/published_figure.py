@@ -58,7 +58,9 @@ def _curves(against: Against, entries: list[Entry], metric: str) -> list[Figure]
     """Draw a panel for each number of ranks, with the same axis of values."""
     title, unit, scale = BY_EPOCH.get(metric, (metric, "", 1))
     published = [figures for figures in against.study.figures if metric in figures.epochs]
-    styles = _styles(against, entries)
+    titles = [figures.title for figures in against.study.figures]
+    names = dict.fromkeys((*titles, *(_named(against, entry) for entry in entries)))
+    styles = {name: number for number, name in enumerate(names)}  # a title is a strategy's name
     sizes = sorted({f.world_size for f in published} | {e.row.world_size for e in entries})
 
     def dashed(figures: Figures) -> Series:
@@ -223,13 +225,6 @@ def _source(against: Against, entry: Entry) -> str:
 
 def _named(against: Against, entry: Entry) -> str:
     return ", ".join(filter(None, (entry.name, _source(against, entry))))
-
-
-def _styles(against: Against, entries: list[Entry]) -> dict[str, int]:
-    """Return a style for each curve; a published one has that of the first run's strategy."""
-    titles = [figures.title for figures in against.study.figures]
-    names = dict.fromkeys((*titles, *(_named(against, entry) for entry in entries)))
-    return {name: number for number, name in enumerate(names)}
 
 
 def study_part(name: str, option: str) -> Callable[[Comparison], PagePart]:

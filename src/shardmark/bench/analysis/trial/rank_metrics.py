@@ -272,12 +272,11 @@ def communication_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
             return _not_probed(rank, "collectives")
         return float(sum(getattr(collective, count) for collective in collectives.values()))
 
-    exposed = "exposed_communication_seconds"
     return over_ranks(
         ranks,
         collective_calls=partial(total, count="calls"),
         collective_bytes=partial(total, count="payload_bytes"),
-        exposed_communication_seconds=partial(from_probe, name=exposed),
+        exposed_communication_seconds=partial(from_probe, name="exposed_communication_seconds"),
     )
 
 

@@ -199,19 +199,15 @@ def _templates() -> Environment:
     environment = Environment(
         loader=FunctionLoader(template_text),
         autoescape=True,
-        finalize=_plain,
+        finalize=lambda value: (
+            printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["sentence"] = sentence
     return environment
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return printable(value)
 
 
 def sentence(text: str) -> Markup:

@@ -64,6 +64,7 @@ def notes_of(
 ) -> tuple[Note, ...]:
     """Return the notes, most important first; `warnings` are computed if they are not given."""
     rows = comparison.rows
+    labels = tuple(row.label for row in rows)  # a strategy's name keeps its case
     begun = counted(len(comparison.missing), "trial")
     unfinished = [f"Begun without a result: {begun}."] if comparison.missing else []
     parts = {
@@ -93,7 +94,10 @@ def notes_of(
         ],
         NoteKind.GAP: _gaps([row for row in rows if row.ok_trials]),
         NoteKind.LABEL: _labels(rows),
-        NoteKind.RELATION: _relations(comparison),
+        NoteKind.RELATION: [
+            f"{note if note.startswith(labels) else note[:1].upper() + note[1:]}."
+            for note in comparison.notes
+        ],
         NoteKind.REPEATS: [*_repeats(rows), *seeds_note(rows)],
         NoteKind.VERDICTS: _verdicts(rows),
     }
@@ -228,15 +232,6 @@ def _labels(rows: Sequence[Row]) -> list[str]:
         seen = "Batch norm sees one rank's share of a batch"
         notes.append(f"{seen}: quality depends on the ranks.")
     return notes
-
-
-def _relations(comparison: Comparison) -> list[str]:
-    """Return the comparison's notes as sentences; a strategy's name keeps its case."""
-    names = tuple(row.label for row in comparison.rows)
-    return [
-        f"{note if note.startswith(names) else note[:1].upper() + note[1:]}."
-        for note in comparison.notes
-    ]
 
 
 def _repeats(rows: Sequence[Row]) -> list[str]:
