@@ -26,6 +26,7 @@ from shardmark.base.table.table import (
     for_programs,
     metric_column,
     number,
+    strategy_column,
     table_of,
 )
 from shardmark.base.text import as_text, counted, listed, render_json, with_options
@@ -351,11 +352,11 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
         return f"{abbreviated(row.work_per_second)} ({'-'.join(ends)})"
 
     return [
-        (Column("fits", "fits", numeric=False), _attribute("fit")),
+        (Column("fits", numeric=False), _attribute("fit")),
         (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), _attribute("device_bytes")),
         (Column("rate", f"{plan.unit}/s (range)"), rate),
-        (Column("hours", "hours", digits=2), lambda row: row.hours_for(work)),
-        (Column("dollars", "dollars", digits=2), lambda row: row.dollars_for(work)),
+        (Column("hours", digits=2), lambda row: row.hours_for(work)),
+        (Column("dollars", digits=2), lambda row: row.dollars_for(work)),
         (Column("bound", "bound by", numeric=False), lambda row: row.time and row.time.bound),
     ]
 
@@ -370,10 +371,10 @@ def _deviation_notes(rows: Sequence[Prediction]) -> Iterator[str]:
 def remedies_table(plan: Plan) -> Table:
     """Return the table of changes that save memory, for an experiment that does not fit."""
     columns: Columns[Remedy] = [
-        (Column("change", "change", numeric=False, names_row=True), attrgetter("change")),
-        (Column("strategy", "strategy", numeric=False), attrgetter("strategy")),
+        (Column("change", numeric=False, names_row=True), attrgetter("change")),
+        (Column("strategy", numeric=False), attrgetter("strategy")),
         (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), attrgetter("device_bytes")),
-        (Column("fits", "fits", numeric=False), attrgetter("fit")),
+        (Column("fits", numeric=False), attrgetter("fit")),
     ]
     settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
     notes = [f"Options, by row: {'; '.join(settings)}."] if settings else []
@@ -422,7 +423,7 @@ def search_tables(plan: Plan) -> list[Table]:
     row = plan.rows[0]
     sizes_of = attrgetter("data", "shard", "tensor", "pipeline")
     columns: Columns[Candidate] = [
-        (Column("strategy", "strategy", numeric=False, names_row=True), _searched),
+        (Column("strategy", numeric=False, names_row=True), _searched),
         (
             Column("mesh", "data/shard/tensor/stages", numeric=False, names_row=True),
             lambda layout: "/".join(map(str, sizes_of(layout.mesh))),
@@ -475,25 +476,19 @@ def _search_json(plan: Plan, search: Search) -> dict[str, Any]:
 
 def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
     """Return the columns that tell rows apart, for people."""
-    labels = {row.label: row.strategy for row in rows}
-    several = {name for name in labels.values() if [*labels.values()].count(name) > 1}
-
-    def label(row: Prediction) -> str:
-        return row.label if row.strategy in several else row.strategy
 
     def axis(key: str) -> tuple[Column, Callable[[Prediction], Value]]:
         title = title_of(key).rpartition(".")[2]
         column = Column(f"varied.{key}", title, names_row=True, shown_to="people")
         return column, lambda row: as_text(row.varied.get(key))
 
-    name = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
     ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
     has_sizes = len({row.ranks for row in rows}) > len({row.on for row in rows})
     by_ranks = [(ranks, attrgetter("ranks"))] if has_sizes else []
     axes = [key for key, values in _axes(rows).items() if len(values) > 1]
     machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
     on = [(machines, attrgetter("on"))] if any(row.on for row in rows) else []
-    return [(name, label), *by_ranks, *on, *map(axis, axes)]
+    return [strategy_column(rows), *by_ranks, *on, *map(axis, axes)]
 
 
 def _axes(rows: Sequence[Prediction]) -> dict[str, list[str]]:
@@ -567,7 +562,7 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
     return [
         (Column("peak_memory_bytes", "peak", unit=BYTES), _attribute("memory.peak_bytes")),
         (Column("card_share", "of the card", unit="%", scale=100, decimals=0), share),
-        (Column("fits", "fits", numeric=False), _attribute("fit")),
+        (Column("fits", numeric=False), _attribute("fit")),
         (Column("largest_batch", "largest batch"), _attribute("largest_batch")),
         *(
             (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -38,7 +39,8 @@ class Column:
 
     key: str
     """Name of the column in CSV and JSON."""
-    title: str
+    title: str = ""
+    """Heading for people; the key unless it is given."""
     _: KW_ONLY
     unit: str = ""
     """Unit that is shown to people; empty for none."""
@@ -60,6 +62,9 @@ class Column:
     """Unit of the column's estimates in JSON."""
     shown_to: Literal["all", "people", "programs"] = "all"
     """Readers of the column; `programs` read CSV and JSON."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.key)
 
     @property
     def difference_unit(self) -> str:
@@ -158,9 +163,17 @@ def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Column
     return [(column, through(value_of)) for column, value_of in columns]
 
 
+def strategy_column(rows: Iterable[Any]) -> tuple[Column, Callable[[Any], Value]]:
+    """Return the strategy of each row for people, with its options if rows differ in them."""
+    labels = {row.label: row.strategy for row in rows}
+    several = {name for name, labelled in Counter(labels.values()).items() if labelled > 1}
+    column = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
+    return column, lambda row: row.label if row.strategy in several else row.strategy
+
+
 def for_programs(key: str) -> Column:
     """Return a column that only CSV and JSON have."""
-    return Column(key, key, shown_to="programs")
+    return Column(key, shown_to="programs")
 
 
 def _in_fitting_unit(column: Column, values: Sequence[Value]) -> Column:
@@ -246,11 +259,11 @@ _SHOWN = {
         Column("gpu_utilization", "GPU", unit="%", decimals=0),
         Column("power_watts", "GPUs", unit="W", decimals=0),
         Column("processes", "proc.", decimals=0),
-        Column("threads", "threads", decimals=0),
+        Column("threads", decimals=0),
         Column("train_loss", "train loss", decimals=4),
         Column("validation_loss", "val. loss", decimals=4),
         Column("bits_per_byte", "bits/byte", decimals=3),
-        Column("perplexity", "perplexity", decimals=2),
+        Column("perplexity", decimals=2),
         Column("map", "mAP", decimals=4),
         Column("map_50", "mAP@50", decimals=4),
         Column("map_75", "mAP@75", decimals=4),
@@ -265,7 +278,7 @@ _SHOWN = {
 def metric_column(name: str, **changes: Any) -> Column:
     """Return the column of a metric; a metric outside the catalogue has its own name as title."""
     definition = METRICS.get(name)
-    column = _SHOWN.get(name) or Column(name, name, unit=definition.unit if definition else "")
+    column = _SHOWN.get(name) or Column(name, unit=definition.unit if definition else "")
     base_unit = definition.unit if definition else column.base_unit
     return replace(column, **{"estimated": True, "base_unit": base_unit, **changes})
 

@@ -96,9 +96,9 @@ def _trainings(against: Against) -> Columns[Pair]:
     ]
     return [
         *_run_column(against, attrgetter("row")),
-        (_name("strategy", "strategy"), attrgetter("title")),
-        (_name("conditions", "conditions", names_row=False), attrgetter("conditions")),
-        (Column("ranks", "ranks", names_row=True), attrgetter("world_size")),
+        (_name("strategy"), attrgetter("title")),
+        (_name("conditions", names_row=False), attrgetter("conditions")),
+        (Column("ranks", names_row=True), attrgetter("world_size")),
         *(side for column in columns for side in _both_sides(column)),
     ]
 
@@ -122,7 +122,7 @@ def _run_column(against: Against, row_of: Callable[[Any], Row | None]) -> Column
         row = row_of(item)
         return None if row is None else against.sources.get(row.experiment)
 
-    return [(_name("run", "run"), run)] if len(against.sources) > 1 else []
+    return [(_name("run"), run)] if len(against.sources) > 1 else []
 
 
 _NAMES = {
@@ -191,23 +191,20 @@ def _claims(against: Against) -> Columns[ClaimPair]:
         return "" if pair.row is None else conditions_text(pair.row, against.rows)
 
     return [
-        (_name("claim", "claim"), attrgetter("claim.says")),
+        (_name("claim"), attrgetter("claim.says")),
         *_run_column(against, attrgetter("row")),
-        (_name("cells", "cells"), cells_of),
-        (
-            text("conditions", "conditions", names_row=any(map(conditions, against.claims))),
-            conditions,
-        ),
+        (_name("cells"), cells_of),
+        (text("conditions", names_row=any(map(conditions, against.claims))), conditions),
         (for_programs("ranks"), lambda pair: pair.row.world_size if pair.row else None),
-        (text("finding", "finding"), attrgetter("finding")),
-        (text("published", "published"), lambda pair: range_text(pair.claim)),
+        (text("finding"), attrgetter("finding")),
+        (text("published"), lambda pair: range_text(pair.claim)),
         (
             Column("measured", "meas.", decimals=3, interval="to", estimated=True),
             attrgetter("measured"),
         ),
-        (text("quantity", "quantity"), lambda pair: quantity_of(pair.claim)),
-        (text("because", "because"), attrgetter("reason")),
-        (text("place", "place"), attrgetter("claim.place")),
+        (text("quantity"), lambda pair: quantity_of(pair.claim)),
+        (text("because"), attrgetter("reason")),
+        (text("place"), attrgetter("claim.place")),
         (for_programs("metric"), attrgetter("claim.metric")),
     ]
 

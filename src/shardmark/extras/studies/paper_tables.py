@@ -132,8 +132,8 @@ def _lines(
     """Return a table with a line for each training, or epoch of a training."""
     columns: list[tuple[Column, Callable[[tuple[_Training, int | None]], Value]]] = [
         (for_programs("table"), lambda _: table.title),
-        (_name("conditions", "conditions", numeric=False), lambda line: line[0].conditions),
-        (_name("strategy", "strategy", numeric=False), lambda line: line[0].label),
+        (_name("conditions", numeric=False), lambda line: line[0].conditions),
+        (_name("strategy", numeric=False), lambda line: line[0].label),
         (_name("ranks", "GPU Count"), lambda line: line[0].world_size),
         (_name("epoch", "Epoch"), lambda line: None if line[1] is None else line[1] + 1),
     ]
@@ -220,14 +220,14 @@ def _advice(against: Against) -> Table:
         [
             (text("strategy", "config"), lambda advice: ", ".join(advice.strategies)),
             (text("best_for", "best for"), attrgetter("best_for")),
-            (text("when", "when"), attrgetter("when")),
+            (text("when"), attrgetter("when")),
             *(
                 (Column(f"{metric}_ratio", title), partial(ratios, metric))
                 for metric, title in titles.items()
             ),
             (Column("changed_lines", "lines"), partial(effort, attrgetter("changed_lines"))),
             (
-                Column("packages", "packages", numeric=False),
+                Column("packages", numeric=False),
                 partial(effort, lambda effort: listed(effort.packages)),
             ),
         ],

@@ -187,7 +187,7 @@ def _columns(items: Sequence[_Line]) -> Columns[_Line]:
             )
             for key in keys
         ),
-        (text("strategy", "strategy", names_row=True), lambda item: item.part.strategy),
+        (text("strategy", names_row=True), lambda item: item.part.strategy),
         (text("best_at", "best at"), _best_at),
         (text("begins", "from"), _begins),
         *(
@@ -199,7 +199,7 @@ def _columns(items: Sequence[_Line]) -> Columns[_Line]:
         ),
         (text("ahead", "ahead by"), _ahead),
         (text("rival", "of"), lambda item: item.part.rival),
-        (text("shown", "shown"), lambda item: item.part.shown if item.part.best_at else None),
+        (text("shown"), lambda item: item.part.shown if item.part.best_at else None),
         (for_programs("axis"), lambda item: item.line.axis),
         (for_programs("metric"), lambda item: item.line.metric),
     ]

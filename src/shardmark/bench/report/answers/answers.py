@@ -310,11 +310,10 @@ def answer_grid(comparison: Comparison) -> Table | None:
     ]
 
     def axis_column(axis: str) -> tuple[Column, Callable[[_GridLine], str]]:
-        column = Column(axis, axis, numeric=False, names_row=True)
-        return column, lambda line: line.place[axis]
+        return Column(axis, numeric=False, names_row=True), lambda line: line.place[axis]
 
     speed = _shown_rate(groups)
-    fastest = Column("fastest", "fastest", numeric=False)
+    fastest = Column("fastest", numeric=False)
     least_memory = Column("memory", "least memory", numeric=False)
     return table_of(
         "Best strategy by group",

@@ -163,7 +163,7 @@ def parts_table(comparison: Comparison) -> Table | None:
 
 def scaling_lines(explanations: Sequence[Explanation]) -> list[str]:
     """Return a table of the parts by number of ranks: where the speed-up goes."""
-    ranks = Column("ranks", "ranks"), attrgetter("ranks")
+    ranks = Column("ranks"), attrgetter("ranks")
     notes = ["The numbers of ranks ran one after another; `shardmark time` has the speed-up."]
     first, *more = sorted(explanations, key=attrgetter("ranks"))
     least = (first.step.low or 0.0) * first.ranks

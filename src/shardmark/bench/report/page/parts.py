@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
@@ -210,7 +211,7 @@ def ranks_table(rows: Sequence[Row]) -> Table:
     listed = [
         (row, trial.repeat, rank) for row in rows for trial in row.trials for rank in trial.ranks
     ]
-    repeat: Columns[Any] = [(Column("repeat", "repeat"), itemgetter(1))]
+    repeat: Columns[Any] = [(Column("repeat"), itemgetter(1))]
     columns = [*_names(rows), *repeat, *for_items(_RANK, itemgetter(2))]
     return table_of(f"All {len(listed)} ranks", listed, columns)
 
@@ -227,12 +228,7 @@ def _names(rows: Sequence[Row]) -> Columns[Any]:
     return for_items([pair for pair in row_columns(rows) if pair[0].names_row], itemgetter(0))
 
 
-def _number(title: str, unit: str = "") -> Column:
-    return Column(title, title, unit=unit)
-
-
-def _text(title: str) -> Column:
-    return Column(title, title, numeric=False)
+_text = partial(Column, numeric=False)
 
 
 def _place(verdict: Verdict) -> str:
@@ -295,7 +291,7 @@ def _state_bytes(rank: RankRecord) -> float | None:
 _VERDICT: Columns[Verdict] = [
     (_text("strategy"), _place),
     (_text("verdict"), _word),
-    (_number("worst"), _worst),
+    (Column("worst"), _worst),
     (_text("by its own definition"), lambda verdict: "; ".join(verdict.mathematics)),
     (_text("cause"), _cause),
 ]
@@ -308,8 +304,8 @@ _CHECK: Columns[Check] = [
     (_text("where"), lambda check: check.where or ""),
 ]
 _TRIAL: Columns[TrialResult] = [
-    (_number("repeat"), attrgetter("repeat")),
-    (_number("order"), attrgetter("order")),
+    (Column("repeat"), attrgetter("repeat")),
+    (Column("order"), attrgetter("order")),
     (_text("outcome"), lambda trial: str(trial.outcome)),
     *((metric_column(name), _value_of(name)) for name in TRIAL_METRICS),
     (metric_column("total_seconds"), attrgetter("total_seconds")),
@@ -317,14 +313,14 @@ _TRIAL: Columns[TrialResult] = [
     (_text("trial"), attrgetter("id")),
 ]
 _RANK: Columns[RankRecord] = [
-    (_number("rank"), attrgetter("rank")),
+    (Column("rank"), attrgetter("rank")),
     *((_text(name), attrgetter(name)) for name in ("role", "host", "device")),
-    *((_number(name), attrgetter(name)) for name in ("threads", "samples")),
-    (_number("windows", "s"), lambda rank: sum(w.window_seconds for w in rank.windows) or None),
-    (_number("samples/s"), lambda rank: _per_second(rank, rank.samples)),
-    (_number("tokens/s"), lambda rank: _per_second(rank, rank.tokens)),
-    (_number("peak", BYTES), peak_bytes),
-    (_number("state", BYTES), _state_bytes),
+    *((Column(name), attrgetter(name)) for name in ("threads", "samples")),
+    (Column("windows", unit="s"), lambda rank: sum(w.window_seconds for w in rank.windows) or None),
+    (Column("samples/s"), lambda rank: _per_second(rank, rank.samples)),
+    (Column("tokens/s"), lambda rank: _per_second(rank, rank.tokens)),
+    (Column("peak", unit=BYTES), peak_bytes),
+    (Column("state", unit=BYTES), _state_bytes),
     (_text("first weights"), lambda rank: (rank.initial_weights_sha256 or "")[:8]),
     (_text("last weights"), lambda rank: (rank.final_weights_sha256 or "")[:8]),
     (

@@ -261,8 +261,8 @@ _people = partial(Column, numeric=False, shown_to="people")
 _EXTRA: dict[str, tuple[Column, Callable[[Row], Value]]] = {
     column.key: (column, value_of)
     for column, value_of in (
-        (_people("marks", "marks"), _marks),
-        (_people("verdict", "verdict"), lambda row: row.verdict or ""),
+        (_people("marks"), _marks),
+        (_people("verdict"), lambda row: row.verdict or ""),
         (_people("quality_verdict", "quality"), lambda row: row.quality_verdict or ""),
         (_people("state_bytes", "state", numeric=True, unit=BYTES), _state_bytes),
         (_people("worker_state_bytes", "worker", numeric=True, unit=BYTES), _worker_state_bytes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -16,9 +16,12 @@ from shardmark.base.table.table import (
     Value,
     for_items,
     for_programs,
+    strategy_column,
     table_of,
 )
 from shardmark.bench.analysis.compare.rows import Row, plain
+
+_name = partial(Column, numeric=False, names_row=True, shown_to="people")
 
 
 def table_by_row(
@@ -37,14 +40,9 @@ def row_columns(rows: Sequence[Row]) -> Columns[Row]:
     fields = ["experiment", *([] if by_axis else ["workload"]), "precision"]
     varying = [name for name in fields if len({getattr(row, name) for row in rows}) > 1]
     short = [title_of(key).rpartition(".")[2] for key in keys]
-    labels = {row.label: row.strategy for row in rows}
-    several = {name for name in labels.values() if list(labels.values()).count(name) > 1}
-
-    def label(row: Row) -> str:
-        return row.label if row.strategy in several else row.strategy
 
     def axis(key: str, title: str) -> tuple[Column, Callable[[Row], Value]]:
-        column = replace(_name(key), title=key if short.count(title) > 1 else title, numeric=True)
+        column = _name(key, key if short.count(title) > 1 else title, numeric=True)
         return column, lambda row: None if row.varied.get(key) is None else plain(row.varied[key])
 
     def field(key: str) -> tuple[Column, Callable[[Row], Value]]:
@@ -52,15 +50,11 @@ def row_columns(rows: Sequence[Row]) -> Columns[Row]:
 
     return [
         *((_name(name), attrgetter(name)) for name in varying),
-        (replace(_name("label"), title="strategy"), label),
-        (replace(_name("ranks"), numeric=True), ranks_of),
+        strategy_column(rows),
+        (_name("ranks", numeric=True), ranks_of),
         *map(axis, keys, short),
         *map(field, dict.fromkeys(key for row in rows for key in identity_of(row))),
     ]
-
-
-def _name(key: str) -> Column:
-    return Column(key, key, numeric=False, names_row=True, shown_to="people")
 
 
 def identity_of(row: Row) -> dict[str, Any]:

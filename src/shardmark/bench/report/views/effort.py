@@ -87,11 +87,11 @@ def effort_tables(comparison: Comparison, _: str = "") -> list[Table]:
     """Return one table, with a row for each strategy with its options."""
     efforts = efforts_of(comparison.rows)
     columns: Columns[Effort] = [
-        (Column("strategy", "strategy", numeric=False, names_row=True), lambda e: e.label),
-        (Column("packages", "packages", numeric=False), lambda e: listed(e.packages)),
-        (Column("arguments", "arguments"), lambda e: e.arguments),
+        (Column("strategy", numeric=False, names_row=True), lambda e: e.label),
+        (Column("packages", numeric=False), lambda e: listed(e.packages)),
+        (Column("arguments"), lambda e: e.arguments),
         (Column("changed_lines", "lines"), lambda e: e.changed_lines),
-        (Column("launchers", "launchers", numeric=False), lambda e: listed(e.launchers)),
+        (Column("launchers", numeric=False), lambda e: listed(e.launchers)),
         (
             Column("features_lost", "features lost", numeric=False),
             lambda e: listed(e.features_lost),

@@ -53,7 +53,7 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
         "Epoch by epoch",
         lines,
         [
-            (Column("epoch", "epoch", names_row=True), lambda epoch: epoch.number),
+            (Column("epoch", names_row=True), lambda epoch: epoch.number),
             *(
                 metric(name, interval="±", shown_to="all" if name in for_people else "programs")
                 for name in names
@@ -144,12 +144,12 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
             (for_programs("target"), lambda _: target),
             (metric_column("total_seconds", key="seconds", shown_to="programs"), _seconds),
             (for_programs("more_than_seconds"), _more_than_seconds),
-            (people("time to", "time to", unit="s"), time_to),
-            (people("after", "after", unit="epoch"), _epochs),
+            (people("time to", unit="s"), time_to),
+            (people("after", unit="epoch"), _epochs),
             (people("reached_of", "reached"), _reached_text),
             (for_programs("reached"), _reached),
             (
-                Column("best", "best", decimals=4),
+                Column("best", decimals=4),
                 lambda repeats: (min if higher else max)(
                     (repeat.best for repeat in repeats if repeat.best is not None), default=None
                 ),

@@ -17,11 +17,8 @@ def metrics_tables(comparison: Comparison) -> list[Table]:
     fitted = {name: table_of("", rows, [metric(name, interval="±")]) for name in shown}
     cells = {name: table.cells(name) for name, table in fitted.items()}
     columns: Columns[str] = [
-        (Column("metric", "metric", numeric=False, names_row=True), str),
-        (
-            Column("unit", "unit", numeric=False, names_row=True),
-            lambda name: fitted[name].columns[0].unit,
-        ),
+        (Column("metric", numeric=False, names_row=True), str),
+        (Column("unit", numeric=False, names_row=True), lambda name: fitted[name].columns[0].unit),
         *(
             (Column(f"row_{at}", row.place), lambda name, at=at: cells[name][at])
             for at, row in enumerate(rows)

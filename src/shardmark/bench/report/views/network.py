@@ -174,7 +174,7 @@ _KINDS: Columns[Any] = [
     *_COUNTED,
     (_megabytes("formula_payload_bytes", "formula"), attrgetter("defined_bytes")),
 ]
-_PHASES: Columns[Any] = [(_text("phase", "phase"), attrgetter("phase")), *_COUNTED]
+_PHASES: Columns[Any] = [(_text("phase"), attrgetter("phase")), *_COUNTED]
 
 
 def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
@@ -184,8 +184,8 @@ def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
         for interface in row_traffic.interfaces
     ]
     columns: Columns[Interface] = [
-        (Column("node", "node", names_row=True), attrgetter("node")),
-        (_text("interface", "interface", names_row=True), attrgetter("name")),
+        (Column("node", names_row=True), attrgetter("node")),
+        (_text("interface", names_row=True), attrgetter("name")),
         *_one_way("sent"),
         *_one_way("received"),
         (
@@ -252,9 +252,9 @@ def links_table(record: NetworkRecord) -> Table:
 
     interval_options: dict[str, Any] = {"interval": "to", "estimated": True}
     columns: Columns[MeasuredOperation] = [
-        (_text("operation", "operation", names_row=True), _operation),
-        (_text("reach", "reach"), lambda operation: REACHES[operation.reach]),
-        (Column("ranks", "ranks"), lambda operation: len(operation.ranks)),
+        (_text("operation", names_row=True), _operation),
+        (_text("reach"), lambda operation: REACHES[operation.reach]),
+        (Column("ranks"), lambda operation: len(operation.ranks)),
         (
             Column("latency_seconds", "latency", unit="us", scale=1e6, **interval_options),
             partial(fitted, "latency_seconds"),

@@ -66,12 +66,9 @@ def regression_table(regression: Regression) -> Table:
                     [metric(rate, key=side, title=side, interval="")], attrgetter(side)
                 )
             ),
-            (
-                Column("ratio", "ratio", decimals=3, interval="to", estimated=True),
-                lambda cell: cell.ratio,
-            ),
+            (Column("ratio", decimals=3, interval="to", estimated=True), lambda cell: cell.ratio),
             (Column("peak_ratio", "peak", decimals=2), lambda cell: cell.memory_ratio),
-            (Column("change", "change", numeric=False), lambda cell: str(cell.change)),
+            (Column("change", numeric=False), lambda cell: str(cell.change)),
             (for_programs("reason"), lambda cell: cell.reason),
         ],
         [
