@@ -90,7 +90,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             hostile_copy(folder, HOSTILE) if name == "hostile" else makers[name](folder)
             run = load_run(folder)
             out = run.path / "report.html"
-            written[name] = write_report([run], compare([run]), out, images=False).page
+            write_report([run], compare([run]), out, images=False)
+            written[name] = out
         return written[name]
 
     return page_of

@@ -172,14 +172,15 @@ class Run:
         page = default_out([self.path]) if out is None else Path(out).expanduser()
         comparison = self.compare(baseline)
         part_of = None if against is None else study_part(against, "against")
-        return write_report(
+        write_report(
             [self.stored],
             comparison,
             page,
             images=images,
             predicted=predicted,
             against=None if part_of is None else part_of(comparison),
-        ).page
+        )
+        return page
 
     def to_pandas(self, by: By = "trial") -> pd.DataFrame:
         """Return a row for each trial: its cell, its outcome, and the value of every metric or NaN.

@@ -81,9 +81,7 @@ def export(
     for damaged in (damaged for run in loaded for damaged in run.damaged):
         say(f"damaged, left out: {damaged}", error=True)
     if to.value in LAUNCHERS:
-        launch = export_launch(loaded, to.value, trial, place)
-        say(f"{to.value}: {launch.title} to {launch.place}")
-        say(*launch.notes, f"start: {launch.command}")
+        say(*export_launch(loaded, to.value, trial, place))
         return
     done = export_runs(loaded, to.value, place)
     existing = f"; {done.existing} exist there and are not changed" if done.existing else ""

@@ -76,8 +76,4 @@ def report(
         latex=latex,
         against=None if part_of is None else part_of(comparison),
     )
-    say(f"report: {written.page}")
-    if latex:
-        say(f"tables: {written.page.with_suffix('.tex')}")
-    if written.images is not None:
-        say(f"figures: {written.images} ({written.figures}, each as PNG and SVG)")
+    say(*written)

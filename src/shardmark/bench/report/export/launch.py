@@ -69,24 +69,14 @@ class ExportedTrial:
         return ceil(self.trial.batch_per_step / parts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedLaunch:
-    """The files that an export of a launch command has written."""
-
-    title: str
-    place: str
-    notes: tuple[str, ...]
-    command: str
-
-
 def export_launch(
     runs: Sequence[StoredRun], to: str, trial_id: str | None = None, out: str | None = None
-) -> ExportedLaunch:
+) -> list[str]:
     """Write `launch.sh`, `settings.json`, `loop.py` and the launcher's own file into `out`.
 
-    Without an id the fastest verified trial is taken.  Raises `InputError` for several runs, for a
-    trial that did not end ok, for a strategy that the launcher does not have, and for files that
-    it would replace.
+    Without an id the fastest verified trial is taken.  Returns lines that say what was written, and
+    how it is started.  Raises `InputError` for several runs, for a trial that did not end ok, for a
+    strategy that the launcher does not have, and for files that it would replace.
     """
     if len(runs) != 1:
         raise InputError(f"--to {to}", f"{len(runs)} runs are named", "name one")
@@ -106,12 +96,11 @@ def export_launch(
     for path in changed_files(encoded):
         raise InputError(str(path), "exists with other content", "name another folder by --out")
     write_files(encoded)
-    return ExportedLaunch(
-        title=exported.trial.title,
-        place=str(folder),
-        notes=exported.notes,
-        command=f"sh {shlex.quote(str(folder / SCRIPT))} train.py",
-    )
+    return [
+        f"{to}: {exported.trial.title} to {folder}",
+        *exported.notes,
+        f"start: sh {shlex.quote(str(folder / SCRIPT))} train.py",
+    ]
 
 
 def _trial_of(run: StoredRun, name: str) -> TrialResult:

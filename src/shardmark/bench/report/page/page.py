@@ -66,16 +66,6 @@ _UNIT = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportFiles:
-    """The files that `write_report` has written."""
-
-    page: Path
-    images: Path | None
-    """Folder of the figures; None if none were requested, or none can be drawn."""
-    figures: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PagePart:
     """A part of the page that is made outside of `report`."""
 
@@ -98,30 +88,32 @@ def write_report(
     against: PagePart | None = None,
     anonymous: bool = False,
     latex: bool = False,
-) -> ReportFiles:
+) -> list[str]:
     """Write the page to `out` atomically, and the figures into NAME-figures beside it.
 
     `predicted` also draws predictions; `against` is the part of a study; `latex` also writes the
     tables of rows, epochs and the study into NAME.tex; `anonymous` leaves out the names of machines
-    and users, and absolute paths.  Raises `InputError` if no trial has a result, and `StorageError`
-    if a file cannot be written.
+    and users, and absolute paths.  Returns lines that name the files.  Raises `InputError` if no
+    trial has a result, and `StorageError` if a file cannot be written.
     """
     _check(runs, comparison, out)
     figures = figures_of(comparison, predicted=predicted)
     drawings = draw([*figures, *(against.figures if against else ())])
     folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
     page = render_page(runs, comparison, drawings, None if folder is None else folder.name, against)
-    texts = {out: page}
+    texts, written = {out: page}, [f"report: {out}"]
     if latex:
         tables = [comparison_table(comparison), *epochs_tables(comparison)]
         tables += against.tables if against else ()
         texts[out.with_suffix(".tex")] = render_tables(tables, Format.LATEX)
+        written.append(f"tables: {out.with_suffix('.tex')}")
     if anonymous:
         texts = {path: without_names(text, runs) for path, text in texts.items()}
     if folder is not None:
         write_images(drawings, folder)
+        written.append(f"figures: {folder} ({len(drawings)}, each as PNG and SVG)")
     write_files({path: text.encode("utf-8", errors="replace") for path, text in texts.items()})
-    return ReportFiles(page=out, images=folder, figures=len(drawings))
+    return written
 
 
 def render_page(
