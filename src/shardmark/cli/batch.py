@@ -10,8 +10,6 @@ import typer
 from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import ExperimentName, Overrides, TextOrJson, folder_option
 
-GiB = 2**30
-
 
 def batch(
     experiment: ExperimentName,
@@ -58,7 +56,7 @@ def batch(
         batches = largest_batches(
             resolved,
             folder,
-            memory_bytes=None if memory_gib is None else memory_gib * GiB,
+            memory_bytes=None if memory_gib is None else memory_gib * 2**30,
             listener=progress,
         )
     text = render_largest(batches, Format(form.value), terminal_width() or 80)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -20,6 +20,7 @@ from shardmark.cli.arguments import FormatOption, TextOrJson, path_of
 if TYPE_CHECKING:
     from shardmark.base.machine import Machine
     from shardmark.base.results.network import NetworkRecord
+    from shardmark.ranks.measure.network.probe import Device
     from shardmark.ranks.measure.system.machine_checks import Check
 
 RANKS = (2, 1, 3, 4)
@@ -55,10 +56,8 @@ def doctor(
         int | None, typer.Option(help="With --network: number of processes; 2 by default.")
     ] = None,
     device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|cuda|cpu", help="With --network: device of the messages; auto by default."
-        ),
+        Literal["auto", "cuda", "cpu"] | None,
+        typer.Option(help="With --network: device of the messages; auto by default."),
     ] = None,
     seconds: Annotated[
         float | None,
@@ -204,22 +203,18 @@ def _lines(rows: Iterable[Line], width: int) -> list[str]:
 
 
 def _measure_links(
-    ranks: int | None, device: str, seconds: float, *, speed: bool
+    ranks: int | None, device: Device, seconds: float, *, speed: bool
 ) -> NetworkRecord | None:
     """Measure links between ranks of this machine, or between those that `torchrun` started.
 
     Under `torchrun` all ranks but one return None.  `speed` also measures matrix products and
     copies of a rank with its share of the cores.
     """
-    from shardmark.ranks.measure.network.probe import Device, probe_network
+    from shardmark.ranks.measure.network.probe import probe_network
     from shardmark.ranks.measure.system.environment import machine
 
     if seconds <= 0:
         raise InputError("--seconds", f"found {seconds:g}", "allowed is more than 0")
-    if device not in get_args(Device):
-        allowed = ", ".join(get_args(Device))
-        raise InputError("--device", f"found {device!r}", f"allowed are {allowed}")
-    device_type = cast("Device", device)
 
     def threads(local_ranks: int) -> int | None:
         return max(1, machine().cores // local_ranks) if speed else None
@@ -230,10 +225,10 @@ def _measure_links(
         if ranks is not None:
             raise InputError("--ranks", "found under torchrun", "torchrun sets the number of ranks")
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        with process_group(device_type) as group:
+        with process_group(device) as group:
             return measure_links(group, seconds=seconds, threads=threads(local_ranks))
     count = 2 if ranks is None else ranks
-    return probe_network(count, device=device_type, seconds=seconds, threads=threads(max(1, count)))
+    return probe_network(count, device=device, seconds=seconds, threads=threads(max(1, count)))
 
 
 def _write_node(path: Path, record: NetworkRecord) -> None:

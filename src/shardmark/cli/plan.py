@@ -12,14 +12,17 @@ import typer
 
 from shardmark.base.errors import InputError
 from shardmark.base.files.storage import storing
-from shardmark.base.text import say, say_text
+from shardmark.base.text import say, say_text, terminal_width
 from shardmark.cli.arguments import Overrides, path_of
 from shardmark.cli.phases import PhaseLines
 
 if TYPE_CHECKING:
     from shardmark.predict.request import PlanRequest
 
-AMOUNT = re.compile(r"((?:[1-9]\d*(?:,\d{3})+|\d+)(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
+AMOUNT = re.compile(
+    r"((?:[1-9]\d*(?:[,_]\d{3})+|\d+)(?:\.\d+)?(?:e\+?\d+)?)\s*(?:([kmbt])(?:n|r?illion)?)?",
+    re.IGNORECASE,
+)
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -92,6 +95,10 @@ def plan(
     samples: Annotated[
         str | None,
         typer.Option(metavar="NUMBER", help="Samples to price; of a language model, sequences."),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", min=1, help="Passes over --samples or --tokens."),
     ] = None,
     padding: Annotated[
         float | None,
@@ -179,9 +186,8 @@ def plan(
         bool, typer.Option("--speed", help="Show the step time and its comparisons as well.")
     ] = False,
     view: Annotated[
-        str | None,
+        Literal["when"] | None,
         typer.Option(
-            metavar="when",
             help="Show instead which strategy is best in which range of each axis: the size of the"
             " model, the ranks, the batch.",
         ),
@@ -198,14 +204,11 @@ def plan(
     """
     options = locals()
     from shardmark.base.table.formats import Format
-    from shardmark.base.text import terminal_width
     from shardmark.experiment.load import to_yaml
     from shardmark.predict.models import Models
     from shardmark.predict.plan import make_plan
     from shardmark.predict.table import render_plan
 
-    if view not in (None, "when"):
-        raise InputError("--view", f"a plan has no view {view!r}", "allowed is when")
     if write is not None and not write.parent.is_dir():
         raise InputError(f"--write {write}", "its folder does not exist", "create it first")
     if write is not None and write.exists():
@@ -228,9 +231,7 @@ def plan(
     say_text(text)
     if write is not None:
         if predicted.winner is None:
-            raise InputError(
-                f"--write {write}", "no layout fits", "use more nodes, or another card"
-            )
+            raise InputError(f"--write {write}", "no layout fits", "use more nodes or other cards")
         with storing(write):
             write.write_text(to_yaml(predicted.winner), encoding="utf-8")
         say(f"written: {write}   measure it: shardmark run {write}", error=form == "json")
@@ -256,18 +257,25 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     measured = ("measured_batch", "measured_model")
     if options["measured"] is None and any(options[name] is not None for name in measured):
         raise InputError("--measured", "it is not given", "give it with the speed and machine")
-    work = samples if tokens is None else tokens
-    same = ("batch", "sequence_length", "precision", "adapter", "reference_model", "stack")
+    work, epochs = samples if tokens is None else tokens, options["epochs"]
+    if epochs is not None and work is None:
+        raise InputError("--epochs", "of how many samples is not said", "give --samples as well")
+    precision, overrides = options["precision"], [*(options["overrides"] or ())]
+    if precision is not None and (precision := precision.lower()) == "tf32":
+        precision, overrides = "fp32", ["recipe.tf32=true", *overrides]
+    _ = [path_of(name) for name in (options["model"], *kinds)]
+    same = ("batch", "sequence_length", "adapter", "reference_model", "stack")
     as_given = (*same, "padding", "mean_length", "measured", *measured)
     return PlanRequest(
         subject=options["model"],
         machines=tuple(kinds),
         nodes=parse_nodes(options["nodes"]),
-        overrides=tuple(options["overrides"] or ()),
+        overrides=tuple(overrides),
+        precision=precision,
         run=None if run is None else load_run(run),
         prices_per_hour=tuple(options["price_per_hour"] or ()),
         search=options["search"] or options["write"] is not None,
-        work=None if work is None else parse_amount(work),
+        work=None if work is None else parse_amount(work) * (epochs or 1),
         work_unit="samples" if tokens is None else "tokens",
         **{name: options[name] for name in as_given},
     )
@@ -279,7 +287,8 @@ def parse_amount(text: str) -> float:
     Raises `InputError` for other text.
     """
     match = AMOUNT.fullmatch(text.strip())
-    amount = float(match[1].replace(",", "")) * FACTORS[match[2].lower()] if match else 0.0
+    number, letter = match.groups("") if match else ("0", "")
+    amount = float(re.sub("[,_]", "", number)) * FACTORS[letter.lower()]
     if not 0 < amount < inf:
         allowed = "allowed is a number such as 10B, 300M or 1e9"
         raise InputError("--tokens or --samples", f"found {text!r}", allowed)

@@ -33,12 +33,5 @@ RESIDUALS: Mapping[Basis, Residuals] = {
     "another model": Residuals(0.83, 1.28),
     "another card": Residuals(0.70, 1.28),
 }
-"""Residuals of the published runs by `benchmarks/predict.py`.
-
-Each source was left out of the choice of the constants, and none has more than a fifth of the runs.
-"""
-
-
-def interval(seconds: float, basis: Basis) -> tuple[float, float]:
-    """Return the bounds of a prediction."""
-    return RESIDUALS[basis].around(seconds)
+"""Residuals of the published runs by `benchmarks/predict.py`: each source left out of the choice
+of the constants, and none has more than a fifth of the runs."""

@@ -33,13 +33,14 @@ from shardmark.ranks.trial import StrategySpec, Trial
 
 SPEED = re.compile(
     r"(?P<value>(?:[1-9]\d*(?:,\d{3})+|\d+)(?:\.\d+)?)\s*(?P<times>[km](?=\s)|)\s*"
-    r"(?P<unit>[a-z]+)\s*(?:/|per)\s*(?P<per>[a-z]+)(?P<each>\s*(?:/|per)\s*gpu)?"
-    r"(?:\s+on\s+(?P<machine>\S+))?(?:\s+with\s+(?P<strategy>\S+))?",
+    r"(?P<unit>[a-z]+)\s*(?:/|per)\s*(?P<per>[a-z]+)"
+    r"(?:\s+on\s+(?P<machine>.+?))?(?:\s+with\s+(?P<strategy>\S+))?",
     re.IGNORECASE,
 )
 """A comma stands between thousands: `0,42 s/step` is refused, and not read as 42."""
+PER_GPU = re.compile(r"\s*(?:/|per)\s*(?:gpu|device|card|rank)\b", re.IGNORECASE)
 STEPS = {"step", "steps", "it", "iter", "iteration", "iterations"}
-SAMPLES = {"sample", "samples", "sequences", "seq", "image", "images", "img"}
+SAMPLES = {"sample", "samples", "example", "examples", "sequences", "seq", "image", "images", "img"}
 TOKENS = {"token", "tokens", "tok"}
 SECONDS = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -87,26 +88,33 @@ def measured_number(request: PlanRequest, models: Models) -> Measured:
     Raises `InputError` for text that is no speed, and without a machine or a batch that fits.
     """
     text = request.measured or ""
-    match = SPEED.fullmatch(text.strip())
+    speed, per_gpu = PER_GPU.subn("", text.strip())
+    match = SPEED.fullmatch(speed)
     value = float(match["value"].replace(",", "")) if match else 0.0
     if match is None or not value:
         raise InputError("--measured", f"found {text!r}", ALLOWED)
     value *= {"": 1.0, "k": 1e3, "m": 1e6}[match["times"].lower()]
-    machine = match["machine"]
-    if machine is None and len(request.machines) > 1:
-        message = f"{text!r} does not say on which of {len(request.machines)} machines"
+    if match["machine"]:
+        request = replace(request, machines=(match["machine"],), nodes=(1,))
+    if (count := len(request.machines) * len(request.nodes)) > 1:
+        message = f"{text!r} does not say on which of {count} machines"
         raise InputError("--measured", message, f"add one, as in '{text} on {request.machines[0]}'")
-    trial, node = _measured_trial(request, machine or request.machines[0], models)
+    trial, node = _measured_trial(request, models)
     if match["strategy"]:
-        trial = trial.changed(strategy=StrategySpec(name=match["strategy"]))
+        trial = trial.changed(strategy=StrategySpec(name=match["strategy"].lower()))
     unit, divisor = match["unit"].lower(), match["per"].lower()
+    tokens: float | None = trial.workload.tokens_per_sample
+    size = (trial.world_size, trial.nodes)
+    if unit in TOKENS and tokens is None:  # the data of a task say how many
+        profile = models.profile_of(trial, *size, device_type=node.card.device_type)
+        tokens = profile.tokens_per_sample
     samples = {
         **dict.fromkeys(STEPS, float(trial.batch_per_step)),
         **dict.fromkeys(SAMPLES, 1.0),
-        **dict.fromkeys(TOKENS, 1 / (trial.workload.tokens_per_sample or inf)),
+        **dict.fromkeys(TOKENS, 1 / (tokens or inf)),
     }
     # Each GPU takes part in every step, and in a part of the samples.
-    of_all = trial.layout.devices if match["each"] and unit not in STEPS else 1
+    of_all = trial.layout.devices if per_gpu and unit not in STEPS else 1
     if unit in SECONDS and divisor in STEPS:
         rate = samples[divisor] / (value * SECONDS[unit])
     elif divisor in SECONDS and samples.get(unit):
@@ -117,20 +125,18 @@ def measured_number(request: PlanRequest, models: Models) -> Measured:
     return Measured(trial=trial, node=node, samples_per_second=rate, source=f"measured {text}")
 
 
-def _measured_trial(request: PlanRequest, machine: str, models: Models) -> tuple[Trial, NodeType]:
-    """Return the training that was measured on a machine, and that machine.
+def _measured_trial(request: PlanRequest, models: Models) -> tuple[Trial, NodeType]:
+    """Return the training that was measured on the machine of a request, and that machine.
 
     On several devices it is by the first usual strategy whose memory suffices.
     """
-    name, count = nodes_of(machine)
-    nodes = count or 1
+    name, count = nodes_of(request.machines[0])
+    nodes = count or request.nodes[0]
     node, _ = joined_node(name, nodes)
     ranks = nodes * node.node.devices
     asked = replace(
         request,
         subject=request.measured_model or request.subject,
-        machines=(machine,),
-        nodes=(nodes,),
         batch=request.measured_batch or request.batch,
         measured=None,
     ).resolved()

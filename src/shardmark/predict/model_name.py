@@ -57,16 +57,19 @@ DIFFUSERS_TASK = "shardmark.predict.tasks.diffusers_model:DiffusersModel"
 TRANSFORMERS_TASK = "shardmark.predict.tasks.transformers_model:TransformersModel"
 SCANNED = ("falcon_mamba", "mamba")
 """Model types of transformers whose layers go through a sequence step by step without kernels."""
+ASSUMED_STEPS = 100
+"""Steps of the recipe of a model that is named alone, which mean nothing."""
 LONGEST = 4096
 """Sequence length of a language model that takes longer ones, unless it is given."""
 ADAMW = {"name": "adamw", "lr": 1e-4, "weight_decay": 0.1}
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 EACH_PASS = "reduce_each_pass"
 """Option of FSDP for accumulation: other programs reduce gradients in each micro-batch."""
-REFERENCE = {
-    True: "a frozen reference model in 16 bits, whose pass is not timed",
-    False: "no reference model or generation as in DPO or GRPO",
-}
+REFERENCES = (
+    "no reference model or generation as in DPO or GRPO",
+    "a frozen reference model in 16 bits, whose pass is not timed",
+    "the base as the reference model, whose pass is not timed",
+)
 FUSED_LOSSES = (
     *("gemma", "gemma3", "gemma3_text", "glm4", "gpt_oss", "hunyuan_v1_dense", "llama", "llama4"),
     *("mistral", "mistral3", "mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_5_vl"),
@@ -126,7 +129,10 @@ def experiment_of(
     name, adapter, sequence_length = str(request.subject), request.adapter, request.sequence_length
     counts = [node.node.devices * nodes for node, nodes in machines]
     devices, nodes = max(counts), max(nodes for _, nodes in machines)
-    model = named_model(name, sequence_length)
+    try:
+        model = named_model(name, sequence_length)
+    except (AttributeError, TypeError) as error:
+        raise InputError(name, f"no configuration: {error}", "name a config.json") from error
     options = {**model.workload, **model.workload.get("options", {})}
     sizes = str(options.get("model", "")).removeprefix(PREFIX)
     if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
@@ -142,7 +148,7 @@ def experiment_of(
         "workload": workload,
         "recipe": {
             "per_rank_batch": request.batch or model.batch,
-            "steps": 100,
+            "steps": ASSUMED_STEPS,
             "optimizer": model.optimizer,
             "precision": precision,
         },
@@ -153,7 +159,10 @@ def experiment_of(
         "device": "cuda",
     }
     experiment = from_mapping(content, request.overrides, place=name)
-    recipe = experiment.recipe
+    recipe, passes = experiment.recipe, experiment.recipe.gradient_accumulation
+    if recipe.epochs is not None and not is_user_function(name):
+        allowed = "give --samples NUMBER --epochs NUMBER"
+        raise InputError("--set recipe.epochs", f"{name} comes without data", allowed)
     count = recipe.per_rank_batch or recipe.global_batch
     sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
     pictures = "image" in model.sample
@@ -161,7 +170,9 @@ def experiment_of(
     named_otherwise = not name.endswith(sizes) and (sizes in shipped() or is_picture_model)
     parts = [
         *([f"the sizes of {sizes}"] if named_otherwise else []),
-        f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step",
+        f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step"
+        f"{f' in {passes} micro-batches' if passes > 1 else ''}",
+        *(["products in TF32"] if recipe.tf32 and recipe.precision == "fp32" else []),
         *(["loaders that keep up"] if pictures else []),
         *(["no channels_last"] if pictures and not recipe.channels_last else []),
         _optimizer(recipe.optimizer),
@@ -169,11 +180,11 @@ def experiment_of(
     ]
     if isinstance(experiment.workload, LanguageOptions) and experiment.workload.loss_chunks > 1:
         of_gpu = (count or 1) // (1 if recipe.per_rank_batch else devices)
-        parts.append(_pieces(experiment.workload, of_gpu // recipe.gradient_accumulation))
+        parts.append(_pieces(experiment.workload, of_gpu // passes))
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     if model.workload["name"] == "language":
-        parts.append(REFERENCE[request.reference_model and adapted is None])
+        parts.append(REFERENCES[request.reference_model * (1 + (adapted is not None))])
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
 
 

@@ -7,25 +7,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from shardmark.base.cells import ranks_and_nodes, title_of
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.base.machine import Machine
-from shardmark.base.numerics import Numerics
 from shardmark.base.ranking import Question, Ranking
 from shardmark.base.recipe import MAX_RANKS, Recipe
-from shardmark.base.text import as_text, listed, with_options
+from shardmark.base.text import as_text, counted, listed, with_options
 from shardmark.bench.analysis.compare.rows import gathered
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
 from shardmark.predict.batch.predicted import largest
 from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nodes_of
-from shardmark.predict.intervals import Basis, interval
+from shardmark.predict.intervals import RESIDUALS, Basis
 from shardmark.predict.measured import Measured, measured_number, measured_trials
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
-from shardmark.predict.model_name import EACH_PASS, reducing
+from shardmark.predict.model_name import ASSUMED_STEPS, EACH_PASS, reducing
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
 from shardmark.predict.published import nearest_published
@@ -40,7 +39,6 @@ from shardmark.predict.request import PlanRequest
 from shardmark.predict.search.search import Search, searcher_of, winner_of
 from shardmark.predict.step import Factors, Step, StepTime, plan_step
 from shardmark.predict.timing import Constants, Stack
-from shardmark.ranks.strategies.base import Strategy
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.language.options import LanguageOptions
 
@@ -86,8 +84,7 @@ class Prediction:
     """Number of those that compute a token; None unless tokens are sent to some experts."""
     memory: RankMemory | None = None
     device_bytes: float | None = None
-    """Memory that the card usually needs for tensors, fragmentation, context and libraries; on a
-    CPU for tensors alone."""
+    """Memory that the card usually needs, context and libraries included; of a CPU's tensors."""
     card_fit: Fit | None = None
     """Answer for the card alone: `fit` also asks for the host's memory."""
     host_bytes: float = 0.0
@@ -302,8 +299,7 @@ MINIMISED: Mapping[Question, Callable[[Prediction], float]] = {
         * (1.0 if row.price_per_hour is None else row.price_per_hour)
     ),
 }
-"""Quantity that the best row of each question minimises: the cost in card hours, or in dollars if
-the price of a card is given."""
+"""Quantity that the best row minimises: the cost in card hours, or in dollars with a price."""
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
@@ -328,14 +324,13 @@ def parse_nodes(text: str) -> tuple[int, ...]:
 def make_plan(request: PlanRequest, models: Models, constants: Constants | None = None) -> Plan:
     """Predict each cell of the experiment on each number of nodes.
 
-    The rows of several kinds of machines name theirs.  Raises `InputError` for a machine that is
-    not known, for a run that says nothing about the experiment's model, and for a search on several
-    kinds.
+    The rows of several kinds of machines name theirs.  Raises `InputError` for an unknown machine,
+    a run that says nothing about the experiment's model, and a search on several kinds.
     """
-    number = None if request.measured is None else measured_number(request, models)
-    request = request.resolved()
+    asked, request = request, request.resolved()
     models.reference_model = request.reference_model
     models.routed_experts = request.assumed is not None and request.stack == "fused"
+    number = None if asked.measured is None else measured_number(asked, models)
     kinds = [*dict.fromkeys(request.machines)]
     prices: list[float | None] = [*request.prices_per_hour] or [None]
     if len(prices) not in {1, len(kinds)}:
@@ -504,7 +499,7 @@ def _check(on: str, price_per_hour: float | None, request: PlanRequest) -> None:
 def _may_recompute(request: PlanRequest) -> bool:
     """Return whether activations are checkpointed if they do not fit.
 
-    Recipes of torchtune, LLaMA-Factory, Unsloth and axolotl do so for language models.
+    Usual recipes of language models do so.
     """
     experiment, key = request.experiment, "activation_checkpointing"
     chosen = key in experiment.recipe.model_fields_set or f"recipe.{key}" in experiment.matrix
@@ -524,7 +519,8 @@ def _recomputing(
     if _best_rate(rows) > RECOMPUTED * fastest:
         return None
     if not rows:  # nothing fits: those under autocast, which hold most, would take another trace
-        planners = [one for one in planners if one.numerics.casts is not None] or planners
+        natively = [p for p in planners if p.cell.built_strategy.numerics(p.cell.recipe).casts]
+        planners = natively or planners
     changed = [replace(planner, cell=CHECKPOINTING.applied(planner.cell)) for planner in planners]
     changed_rows = [row for planner in changed for row in planner.rows(nodes)]
     if _best_rate(changed_rows) < _best_rate(rows):
@@ -596,6 +592,10 @@ def _requested(request: PlanRequest, rows: Sequence[Prediction]) -> dict[str, An
     work, lengths = request.work, [row.tokens_per_sample for row in rows if row.tokens_per_sample]
     if work is not None and request.work_unit == "tokens" and rows and not lengths:
         raise InputError("--tokens", "samples of this model have no tokens", "give --samples")
+    recipe = request.experiment.recipe
+    if work is None and request.assumed is not None and recipe.steps != ASSUMED_STEPS:
+        work = max((row.work or 0.0 for row in rows if row.time is not None), default=0.0) or None
+        return {"requested_work": work}
     if work is None or request.work_unit != "samples" or not lengths:
         return {"requested_work": work}
     return {"requested_work": work * lengths[0], "requested_samples": work}
@@ -674,10 +674,10 @@ def _placement_notes(rows: Sequence[Prediction]) -> Iterator[str]:
             " not planned."
         )
     long = (row for row in rows if (row.tokens_per_sample or 0) >= LONG_TOKENS and row.memory)
-    if any(row.devices > 1 for row in long):
+    if any(row.devices > 1 and "ulysses" not in row.strategy for row in long):
         yield (
-            "Context parallelism, which divides such long samples, is not planned; --strategies"
-            " ulysses is."
+            "Context parallelism, which divides such long samples, is not planned; --set"
+            " strategy=fsdp-ulysses is, which divides them inside of a node."
         )
     largest = {
         row.label: row for row in sorted(rows, key=lambda row: row.host_bytes) if row.host_bytes
@@ -717,23 +717,11 @@ class Planner:
     constants: Constants
     request: PlanRequest
 
-    @property
-    def _strategy(self) -> Strategy:
-        return self.cell.built_strategy
-
-    @property
-    def numerics(self) -> Numerics:
-        return self._strategy.numerics(self.cell.recipe)
-
-    @property
-    def _device_type(self) -> Literal["cuda", "cpu"]:
-        return self.node.card.device_type
-
     def rows(self, nodes: Sequence[int]) -> Iterator[Prediction]:
         """Yield a row for each number of nodes, or one row if the strategy needs a single rank."""
         sizes = [(self.node.node.devices * count, count) for count in nodes]
-        reasons = {size: unsupported_reason(self._strategy, *size) for size in sizes}
-        if all(reasons.values()) and unsupported_reason(self._strategy, 1, 1) is None:
+        reasons = {size: unsupported_reason(self.cell.built_strategy, *size) for size in sizes}
+        if all(reasons.values()) and unsupported_reason(self.cell.built_strategy, 1, 1) is None:
             reasons = {(1, 1): None}
         per_device = None if self.anchor is None else self.anchor.samples_per_second_per_device
         for size, reason in reasons.items():
@@ -746,11 +734,11 @@ class Planner:
 
     def row_on(self, ranks: int) -> Prediction:
         """Return the row of some devices of one node."""
-        return self._row(ranks, 1, unsupported_reason(self._strategy, ranks, 1))
+        return self._row(ranks, 1, unsupported_reason(self.cell.built_strategy, ranks, 1))
 
     def _row(self, ranks: int, nodes: int, reason: str | None) -> Prediction:
         cell = self.cell
-        layout = self._strategy.layout(ranks, nodes) if reason is None else None
+        layout = self.cell.built_strategy.layout(ranks, nodes) if reason is None else None
         shares = ranks if layout is None else layout.shares
         samples = cell.recipe.global_batch or (cell.recipe.per_rank_batch or 0) * shares
         row = Prediction(
@@ -763,7 +751,7 @@ class Planner:
             card_bytes=self.node.card.usable_bytes,
             samples=samples,
             tokens_per_sample=cell.workload.tokens_per_sample,
-            own_mathematics=self.numerics.descriptions,
+            own_mathematics=cell.built_strategy.numerics(cell.recipe).descriptions,
             steps=self._steps(samples),
             price_per_hour=self.price_per_hour,
             reason=reason or self._batch_problem(shares),
@@ -783,7 +771,7 @@ class Planner:
                 parameters=profile.size.parameters,
                 active_parameters=profile.active_parameters,
                 memory=memory,
-                device_bytes=memory.device_bytes(self._device_type),
+                device_bytes=memory.device_bytes(self.node.card.device_type),
                 card_fit=fit_of(memory.peak_bytes, self.node.card),
                 host_bytes=memory.on_host * min(ranks, self.node.node.devices),
                 host_room_bytes=None if host_gib is None else host_gib * GiB,
@@ -803,24 +791,22 @@ class Planner:
         if batch % (passes if global_batch is None else shares * passes) == 0:
             return None
         if global_batch is None or shares == 1:
-            return f"{batch} samples are not {passes} equal micro-batches; set another batch"
+            more = f"{batch * passes} samples a step are micro-batches of {batch}"
+            return f"{counted(batch, 'sample')} are not {passes} equal micro-batches; {more}"
         keep = "set recipe.per_rank_batch, which grows with the ranks, in place of global_batch"
-        if passes > 1:
-            targets = f"{passes} micro-batches of each of {shares} ranks"
-            return f"{batch} samples cannot be divided equally over {targets}; {keep}"
-        return f"{batch} samples cannot be divided equally over {shares} ranks; {keep}"
+        parts = f"{passes} micro-batches of each of " if passes > 1 else ""
+        return f"{batch} samples cannot be divided equally over {parts}{shares} ranks; {keep}"
 
     def profile(self, ranks: int, nodes: int) -> Profile:
         """Trace the model.  Raises `ShardmarkError` if the strategy or the trace fails."""
-        cell, strategy = self.cell, self._strategy
-        machine = Machine.predicted(self._device_type, self.node.node.devices * nodes)
+        cell, strategy = self.cell, self.cell.built_strategy
+        machine = Machine.predicted(self.node.card.device_type, self.node.node.devices * nodes)
         strategy.check(ranks, machine, cell.recipe)
-        return self.models.profile_of(cell, ranks, nodes, device_type=self._device_type)
+        return self.models.profile_of(cell, ranks, nodes, device_type=self.node.card.device_type)
 
     def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:
-        return rank_memory(
-            profile, self._strategy, recipe, ranks, nodes=nodes, device_type=self._device_type
-        )
+        strategy, device_type = self.cell.built_strategy, self.node.card.device_type
+        return rank_memory(profile, strategy, recipe, ranks, nodes=nodes, device_type=device_type)
 
     def _largest(self, profile: Profile, ranks: int, nodes: int) -> int:
         """Largest number of samples that fits into a pass of a rank."""
@@ -831,18 +817,15 @@ class Planner:
             batch = {"global_batch": None, "per_rank_batch": samples * passes}
             changed = recipe.model_copy(update=batch)
             memory = self._memory(profile, changed, ranks, nodes)
-            return memory.device_bytes(self._device_type)
+            return memory.device_bytes(self.node.card.device_type)
 
         return largest(needed_bytes, room)
 
     def step(self, profile: Profile, ranks: int, nodes: int) -> Step:
         """Predict the step of so many ranks before calibration."""
+        cell = self.cell
         return plan_step(
-            profile,
-            self._strategy,
-            self.cell.recipe,
-            ranks,
-            self.node,
+            *(profile, cell.built_strategy, cell.recipe, ranks, self.node),
             nodes=nodes,
             constants=self.constants,
             fp8=self.request.fp8,
@@ -856,7 +839,7 @@ class Planner:
         stack = "eager" if self.cell.recipe.cpu_offload else self.request.stack or "eager"
         alone: Basis = stack if profile.tokens_per_sample else "images"
         basis = alone if anchor is None else anchor.basis(row.nodes, alone)
-        low, high = interval(time.seconds, basis)
+        low, high = RESIDUALS[basis].around(time.seconds)
         return replace(row, time=time, low_seconds=low, high_seconds=high)
 
     def _steps(self, samples: int) -> int | None:

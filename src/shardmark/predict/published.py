@@ -18,10 +18,7 @@ MOST_TIMES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSpeed:
-    """A published speed, and the speed that is planned for it; `published.csv` has these columns.
-
-    `benchmarks/predict.py` writes that file from rows with their full sources.
-    """
+    """A row of `published.csv`, which `benchmarks/predict.py` writes from rows with sources."""
 
     source: str
     model: str

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import ShardmarkError
@@ -117,8 +118,7 @@ CHANGES = (
     CHECKPOINTING,
     OFFLOAD,
 )
-"""Changes under which the same is trained, first those that cost the least time.  Fewer samples
-come before the last two."""
+"""Changes that train the same, the cheapest first; fewer samples come before the last two."""
 CHANNELS_LAST = Change(
     "channels last", "--set channels_last=true", partial(_changed, channels_last=True)
 )
@@ -172,9 +172,8 @@ class _Sizes:
             memory = self.models.memory_of(cell, ranks, nodes, device_type=device_type)
         except ShardmarkError:
             return None
-        host_gib = self.node.node.host_memory_gib
         host_bytes = memory.on_host * ranks / nodes
-        overflows = host_gib is not None and host_bytes > host_gib * GiB
+        overflows = host_bytes > GiB * (self.node.node.host_memory_gib or inf)
         return _Need(
             overflows_host=overflows,
             device_bytes=memory.device_bytes(device_type),
@@ -249,7 +248,8 @@ def remedies_of(
     larger = sizes
     if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
         larger = replace(sizes, cells=_compared(cells[0], 2 * ranks))
-    more = (_more_nodes(larger, nodes, _combined(changes)) for changes in ([], helpful))
+    tried = ([], helpful) if helpful else ([],)
+    more = (_more_nodes(larger, nodes, _combined(changes)) for changes in tried)
     if (remedy := next(filter(None, more), None)) is not None:
         remedies.append(remedy)
     if not any(remedy.fit == "yes" for remedy in remedies):

@@ -165,7 +165,7 @@ def _cost_text(row: Prediction, plan: Plan) -> str:
     hours, dollars = row.hours_for(plan.work), row.dollars_for(plan.work)
     subject = "the recipe" if plan.work is None else work_text(plan)
     if dollars is not None and hours is not None:
-        took = duration(hours * HOUR_SECONDS)
+        took = f"{number(hours, digits=2)} hours" if hours >= 1 else duration(hours * HOUR_SECONDS)
         return f"{number(dollars, digits=2)} dollars and {took} for {subject}"
     if hours is None:  # a recipe without a number of steps
         hours, subject = row.hours_for(1e6 * (row.tokens_per_sample or 1)), "a million samples"
@@ -225,8 +225,12 @@ def _task_answers(plan: Plan) -> Iterator[str]:
     else:
         sized = (row for row in plan.rows if row.device_bytes is not None)
         least = min(sized, key=lambda row: (row.device_bytes or 0.0) / row.card_bytes)
-        hint = "" if plan.search is not None else "; --search compares more layouts"
-        yield f"Nothing fits: {least.place} needs least, {_memory_text(least)}{hint}."
+        hint = "; --search compares more layouts" if not (plan.search or least.on) else ""
+        needs = _memory_text(least)
+        if least.card_fit != "no":  # the host is too small
+            host_gib = (least.host_bytes / 2**30, (least.host_room_bytes or 0.0) / 2**30)
+            needs += " and {:,.0f} of {:,.0f} GiB of each node".format(*host_gib)
+        yield f"Nothing fits: {least.place} needs least, {needs}{hint}."
 
 
 def _layout_text(layout: Candidate, row: Prediction) -> str:
@@ -279,7 +283,9 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     if plan.requested_work is None and plan.work is not None and plan.assumed is None:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
     sizes = [*dict.fromkeys(_gib(row.card_bytes / 2**30) for row in rows)] or [""]
-    notes = [f"hours, dollars: for {work}.  GiB: of the card's {listed(sizes)}."]
+    prices = {f"{row.price_per_hour:g}": None for row in rows if row.price_per_hour is not None}
+    at = f", each card at {listed([*prices])} dollars an hour" if prices else ""
+    notes = [f"hours, dollars: for {work}{at}.  GiB: of the card's {listed(sizes)}."]
     if any(row.fit == "tight" for row in rows):
         notes[0] += "  tight: fits only if less than usual is lost to fragmentation."
     if not best_of_each and len(rows) < len(predicted):
@@ -385,6 +391,8 @@ def remedies_table(plan: Plan) -> Table:
     if _fails(plan):
         title += f": {_title(plan, plan.rows)}"
         notes += [] if plan.assumed is None else [f"Assumed: {plan.assumed}."]
+    elif plan.remedies and plan.rows[0].on is not None:
+        title += f" on {plan.rows[0].on}"
     return table_of(title, plan.remedies, columns, notes)
 
 

@@ -216,7 +216,7 @@ def test_links_are_fitted_and_printed(asked: list[dict[str, Any]], capsys: Captu
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--network --device tpu", "--device: found 'tpu'; allowed are auto, cuda, cpu"),
+        ("--network --device tpu", "'tpu' is not one of 'auto', 'cuda', 'cpu'"),
         ("--network --seconds 0", "--seconds: found 0"),
         ("--network --ranks 0", "--ranks: found 0; allowed are 1 to 256"),
         ("--network --ranks 257", "--ranks: found 257; allowed are 1 to 256"),

@@ -150,6 +150,21 @@ def test_samples_of_a_language_model_are_sequences(printed: Printed, file: str) 
     printed(file, *machine, "--tokens", "1B", "--samples", "1M", code=2)
 
 
+def test_passes_over_samples_are_priced(printed: Printed) -> None:
+    text = printed("gpt2", "--on", "4xa100-40", "--samples", "52k", "--epochs", "3", "--price", "2")
+    words = " ".join(text.split())
+    assert "for 156 k samples (160 M tokens), each card at 2 dollars an hour" in words
+
+
+def test_spellings_of_a_precision(printed: Printed) -> None:
+    machine = ("--on", "1xa100-40", "--precision")
+    words = " ".join(printed("resnet50", *machine, "TF32").split())
+    assert "on 1xa100-40, fp32" in words
+    assert "products in TF32" in words
+    assert "on 1xa100-40, bf16" in printed("resnet50", *machine, "BF16")
+    assert "on 1xa100-40, fp32" in printed("resnet50", *machine, "fp32")
+
+
 QUESTION = ("resnet50", "--on", "8xh100", "--samples", "10M", "--price", "2")
 
 
@@ -201,7 +216,9 @@ def test_remedies_are_looked_for_only_where_no_machine_is_enough(
 ) -> None:
     made_models(monkeypatch, million_parameters=20_000.0)
     question = ("hf:Qwen/Qwen3-32B", "--compare", "1xh100")
-    assert "What would make it fit" in printed(*question, "1xa100-80", code=1)
+    text = printed(*question, "1xa100-80", code=1)
+    assert "What would make it fit on 1xh100" in text, "as it was looked for"
+    assert "--search" not in text, "which takes one machine"
 
     def refused(*_: object) -> tuple[()]:
         raise AssertionError("remedies that the answer leaves out")
@@ -387,6 +404,11 @@ def test_changes_that_are_not_enough_are_called_so(
         (["resnet50", "8xh100", "--on", "8xh100"], "8xh100: one argument too many"),
         (["resnet50", "--on", "8xh100", "--tokens", "many"], "--tokens or --samples: found 'many'"),
         (["resnet50", "--on", "8xh100", "--samples", "0"], "allowed is a number such as 10B"),
+        (["resnet50", "--on", "8xh100", "--epochs", "3"], "--epochs: of how many samples"),
+        (["gpt2", "--on", "8xh100", "--set", "epochs=3"], "without data; give --samples"),
+        (["a" * 300, "--on", "8xh100"], "is no path: File name too long"),
+        (["~nobody-of-this-name/x", "--on", "8xh100"], "is no path"),
+        (["resnet50", "--on", "a" * 300], "is no path: File name too long"),
         (["resnet50", "--on", "8xh100", "--samples", "1,5M"], "found '1,5M'"),
         (["resnet50", "--on", "2x8xh100", "--nodes", "1..4"], "--nodes: found 1, 2 and 4, and"),
         (["resnet50", "--on", "2x", "--samples", "1"], "there is no node '2x'"),
@@ -415,7 +437,18 @@ def test_mistakes_are_messages(
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("10B", 1e10), ("300M", 3e8), ("1.5t", 1.5e12), ("1e9", 1e9), ("156,000", 156e3), ("7", 7)],
+    [
+        ("10B", 1e10),
+        ("10 billion", 1e10),
+        ("2.5bn", 2.5e9),
+        ("1_000_000", 1e6),
+        ("1e+9", 1e9),
+        ("300M", 3e8),
+        ("1.5t", 1.5e12),
+        ("1e9", 1e9),
+        ("156,000", 156e3),
+        ("7", 7),
+    ],
 )
 def test_amounts_of_work(text: str, amount: float) -> None:
     assert parse_amount(text) == amount

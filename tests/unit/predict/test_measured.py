@@ -54,13 +54,43 @@ def planned(measured: str | None, *machines: str, **options: Any) -> Plan:
         # Each GPU takes part in each step, so that all take as many.
         ("2 it/s/gpu on 8xh100", 0.5),
         ("0.5 s/step/gpu on 8xh100", 0.5),
+        ("8000 tok/s on 1x H100 80GB", 0.5),
+        ("2 it/s on 8x H100 with FSDP", 0.5),
+        ("8000 tok/gpu/s on 8xh100", 0.5),
+        ("8 examples per second per device on 8xh100", 0.5),
     ],
 )
 def test_a_speed_is_read_with_its_unit_and_machine(text: str, step_seconds: float) -> None:
     found = measured_number(asked(text), MadeModels())
     assert found.step_seconds == pytest.approx(step_seconds)
     assert found.micro_batch == 4
-    assert ("8xh100" in text) == (found.devices % 8 == 0)
+    assert ("8x" in text) == (found.devices % 8 == 0)
+
+
+def test_a_speed_without_a_machine_is_that_of_all_planned_nodes() -> None:
+    found = measured_number(asked("64,000 tokens/s", "8xh100", nodes=(4,)), MadeModels())
+    assert (found.devices, found.trial.nodes) == (32, 4)
+    assert found.step_seconds == pytest.approx(2.0)
+    (row,) = (
+        row
+        for row in planned("64,000 tokens/s", "8xh100", nodes=(4,)).rows
+        if row.ranks == 32 and row.strategy == "ddp"
+    )
+    assert row.work_per_second == pytest.approx(64_000, rel=0.01)
+    one = measured_number(asked("64,000 tokens/s on 8xh100", "8xh100", nodes=(1, 4)), MadeModels())
+    assert one.devices == 8
+    with pytest.raises(InputError, match="does not say on which of 2 machines"):
+        measured_number(asked("3 it/s", "8xh100", nodes=(1, 4)), MadeModels())
+
+
+def test_a_model_whose_data_have_tokens_has_a_speed_in_tokens() -> None:
+    """The plan of T5 is in tokens, of which its options say nothing."""
+    made = MadeModels(replace(made_profile(), tokens_per_sample=626.0))
+    of_t5 = {"subject": "hf:google-t5/t5-base", "sequence_length": 512}
+    found = measured_number(asked("5,008 tokens/s", **of_t5), made)
+    assert found.step_seconds == pytest.approx(0.5)
+    with pytest.raises(InputError, match="tokens/s is not a speed of this model"):
+        measured_number(asked("5,008 tokens/s", **of_t5), MadeModels())
 
 
 def test_the_first_strategy_that_fits_was_measured_unless_one_is_named() -> None:

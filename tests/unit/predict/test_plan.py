@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from shardmark.predict.batch.predicted import largest
 from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
+from shardmark.predict.model_name import ASSUMED_STEPS
 from shardmark.predict.models import Models
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Amount, Operation, Profile
@@ -243,6 +245,8 @@ def test_offloaded_state_has_to_fit_into_the_host(
     assert row.card_fit == "yes"
     assert row.fit == fit
     assert any(said in note for note in plan.notes)
+    answer = " ".join(render_plan(plan, Format.TEXT, 80).split())
+    assert ("of each card and 2,384 of 2,048 GiB of each node" in answer) == (fit == "no")
     unknown = planned(of, "h100x8", models=models)
     assert any("whose memory is not known" in note for note in unknown.notes)
     assert unknown.rows[0].fit == "yes"
@@ -489,13 +493,37 @@ def test_samples_without_tokens_have_no_padding() -> None:
 def test_a_model_alone_is_priced_for_a_billion_tokens_or_a_million_samples() -> None:
     """The number of steps was assumed; the task says how many tokens a sample has."""
     made = MadeModels(replace(made_profile(), tokens_per_sample=626.0))
-    plan = planned(experiment(["ddp"]), models=made, assumed="its strategies")
+    of = experiment(["ddp"], steps=ASSUMED_STEPS)
+    plan = planned(of, models=made, assumed="its strategies")
     assert (plan.unit, plan.work) == ("tokens", 1e9)
     assert " GPU-hours for 1 B tokens." in text_of(plan.best[-1], plan)
+    priced = planned(experiment(["ddp"]), models=made, prices_per_hour=(2.0,), work=1e13)
+    answer = text_of(priced.best[-1], priced)
+    assert re.search(r"dollars and \d\d?0* hours for 10 T tokens", answer), "as few digits as known"
     assert {row.tokens_per_sample for row in plan.rows} == {626.0}
-    plan = planned(experiment(["ddp"]), assumed="its strategies")
+    plan = planned(of, assumed="its strategies")
     assert (plan.unit, plan.work) == ("samples", 1e6)
     assert " GPU-hours for 1 M samples." in text_of(plan.best[-1], plan)
+
+
+def test_steps_that_are_given_are_priced() -> None:
+    """They were ignored, and a billion tokens priced."""
+    request = PlanRequest(
+        subject="hf:Qwen/Qwen3-8B", machines=("8xh100",), overrides=("recipe.steps=5000",)
+    )
+    assert make_plan(request, MadeModels()).work == 5000 * 8 * 4096
+    assert make_plan(replace(request, overrides=()), MadeModels()).work == 1e9
+    assert make_plan(replace(request, work=7e9), MadeModels()).work == 7e9
+
+
+def test_micro_batches_are_said() -> None:
+    overrides = ["recipe.gradient_accumulation=8"]
+    question = about("hf:Qwen/Qwen3-8B", batch=16, overrides=overrides)
+    assert "16 sequences of 4096 tokens a GPU and step in 8 micro-batches" in str(question.assumed)
+    assert "micro-batch" not in str(about("hf:Qwen/Qwen3-8B", batch=16).assumed)
+    few = make_plan(about("hf:Qwen/Qwen3-8B", batch=2, overrides=overrides), MadeModels())
+    said = "2 samples are not 8 equal micro-batches; 16 samples a step are micro-batches of 2"
+    assert {row.reason for row in few.rows} == {said}
 
 
 def test_fewer_devices_of_a_machine_are_rows_of_a_model_alone() -> None:
@@ -561,10 +589,14 @@ def test_programs_with_grouped_products_route_tokens_to_experts() -> None:
 
 
 def test_long_samples_on_several_cards_are_not_divided() -> None:
-    for tokens, on, said in ((32_768, "h100x8", True), (32_768, "1xh100", False)):
+    for tokens, on, said in ((32_768, "1xh100", False), (32_768, "h100x8", True)):
         made = MadeModels(replace(made_profile(), tokens_per_sample=float(tokens)))
         plan = planned(experiment(["ddp" if said else "single"]), on=on, models=made)
         assert any("Context parallelism" in note for note in plan.notes) == said
+    (note,) = (note for note in plan.notes if "Context" in note)
+    setting = note.partition("--set ")[2].split()[0]
+    divided = about("hf:Qwen/Qwen3-8B", overrides=[setting]).experiment.matrix["strategy"]
+    assert divided == ["fsdp-ulysses"], "what the note says can be given"
     short = MadeModels(replace(made_profile(), tokens_per_sample=8192.0))
     notes = planned(experiment(["ddp"]), models=short).notes
     assert not any("Context parallelism" in note for note in notes)
@@ -647,3 +679,6 @@ def test_a_reference_model_is_held_as_parameters_are() -> None:
     assert beside["ddp"] - alone["ddp"] == copied
     assert beside["fsdp"] - alone["fsdp"] == copied / 8
     assert adapted == alone
+    assumed = str(about("hf:Qwen/Qwen3-8B", reference_model=True, adapter="lora").assumed)
+    assert "the base as the reference model" in assumed
+    assert "no reference model" not in assumed

@@ -285,6 +285,23 @@ def test_a_file_that_is_no_python_is_refused(
         about("task.py:Net")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model_type": "llama", "max_position_embeddings": "8192"},
+        {"model_type": "llama", "text_config": None},
+        {"model_type": ["llama"]},
+        {"_class_name": ["UNet2DConditionModel"]},
+    ],
+)
+def test_a_configuration_with_other_values_is_refused(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"no configuration: .*; name a config\.json"):
+        about(str(tmp_path))
+
+
 def test_pictures_have_no_sequence_length() -> None:
     with pytest.raises(InputError, match="--sequence-length: resnet50 has no sequences"):
         about("resnet50", sequence_length=128)

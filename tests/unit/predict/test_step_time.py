@@ -13,7 +13,7 @@ from shardmark.base.recipe import Optimizer, Precision, Recipe
 from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.predict.anchor import calibrate_communication, calibrate_compute
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed, load_node
-from shardmark.predict.intervals import RESIDUALS, interval
+from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.library import OPERATIONS, library_seconds, library_work
 from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
 from shardmark.predict.step import Factors, Step, distribution_tax, plan_step, two_streams
@@ -542,7 +542,7 @@ def test_calibration_finds_how_a_machine_differs() -> None:
 
 def test_intervals_are_around_the_prediction() -> None:
     for kind in RESIDUALS:
-        low, high = interval(2.0, kind)
+        low, high = RESIDUALS[kind].around(2.0)
         assert low < 2.0 < high, kind
 
 

@@ -96,18 +96,15 @@ def _missing(batches: Sequence[LargestBatch]) -> Iterator[str]:
 
 
 def _record(batch: LargestBatch) -> dict[str, Any]:
+    names = ("per_rank_batch", "samples_of_step", "predicted_batch", "room_bytes", "reason")
     return {
         "strategy": batch.cell.strategy.name,
         "strategy_options": batch.cell.strategy.options,
         "world_size": batch.cell.world_size,
         "varied": batch.cell.varied,
-        "per_rank_batch": batch.per_rank_batch,
-        "samples_of_step": batch.samples_of_step,
-        "predicted_batch": batch.predicted_batch,
-        "room_bytes": batch.room_bytes,
+        **{name: getattr(batch, name) for name in names},
         "tries": [
             asdict(tried) | {"samples": tried.samples * passes_of(batch.cell)}
             for tried in batch.tries
         ],
-        "reason": batch.reason,
     }
