@@ -11,6 +11,7 @@ import pytest
 
 from shardmark.base.errors import InputError
 from shardmark.base.results.store import StoredRun
+from shardmark.base.text import counted
 from shardmark.bench.report.export import trackers
 from shardmark.bench.report.export.tables import series_of
 from shardmark.bench.report.export.trackers import TRACKERS, export_runs
@@ -42,6 +43,12 @@ def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     skip_without_library(target or request.node.name.split("_")[1])
 
 
+def told(target: str, place: object, added: int, existing: int) -> str:
+    """The first line of an export."""
+    rest = f"; {existing} exist there and are not changed" if existing else ""
+    return f"{target}: {counted(added, 'trial')} to {place}{rest}"
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> StoredRun:
     return exportable(tmp_path / "first")
@@ -53,7 +60,7 @@ def test_trackers_hold_settings_series_and_metrics(
 ) -> None:
     out = tmp_path / "out"
     done = export_runs([run], target, str(out))
-    assert (done.trials, done.existing) == (2, 0)
+    assert done[0] == told(target, out, 2, 0)
     held = READERS[target](out)
     assert set(held) == {OK, BROKEN}
     ok = held[OK]
@@ -93,7 +100,7 @@ def test_exporting_again_adds_only_new_trials(tmp_path: Path, target: str) -> No
     for names, added in ((["one"], 1), (["one"], 0), (["one", "two"], 1)):
         run = exportable(tmp_path / "first", *(ok_trial(id=name) for name in names))
         done = export_runs([run], target, str(out))
-        assert (done.trials, done.existing) == (added, len(names) - added)
+        assert done[0] == told(target, out, added, len(names) - added)
         held = READERS[target](out)
         assert set(held) == set(names)
         assert held["one"].series["epoch/map"] == {3: 0.25}
@@ -104,7 +111,7 @@ def test_another_measurement_of_a_trial_is_another_run(tmp_path: Path, target: s
     out = tmp_path / "out"
     for name, started_at_seconds in (("a", 1_700_000_000.0), ("b", 1_800_000_000.0)):
         run = exportable(tmp_path / name, ok_trial(started_at_seconds=started_at_seconds))
-        assert export_runs([run], target, str(out)).trials == 1
+        assert export_runs([run], target, str(out))[0] == told(target, out, 1, 0)
 
 
 @EACH
@@ -123,7 +130,7 @@ def test_exporting_again_replaces_an_interrupted_run(
             export_runs([run], target, str(out))
     for existing in (0, 2):
         done = export_runs([run], target, str(out))
-        assert (done.trials, done.existing) == (2 - existing, existing)
+        assert done[0] == told(target, out, 2 - existing, existing)
         held = READERS[target](out)
         assert set(held) == {OK, BROKEN}
         assert held[OK].final
@@ -135,7 +142,7 @@ def test_mlflow_uses_the_tracking_uri_of_the_environment(
     uri = (tmp_path / "users").as_uri()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     done = export_runs([run], "mlflow")
-    assert done.place == uri
+    assert done[0] == told("mlflow", uri, 2, 0)
     assert OK in READERS["mlflow"](tmp_path / "users")
     with pytest.raises(InputError, match=r"nonsense://here: mlflow says: .*; name another place"):
         export_runs([run], "mlflow", "nonsense://here")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shardmark.base.errors import InputError
-from shardmark.base.text import counted, say
+from shardmark.base.text import say
 from shardmark.cli.arguments import Runs, path_of
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
@@ -82,14 +82,8 @@ def export(
         say(f"damaged, left out: {damaged}", error=True)
     if to.value in LAUNCHERS:
         say(*export_launch(loaded, to.value, trial, place))
-        return
-    done = export_runs(loaded, to.value, place)
-    existing = f"; {done.existing} exist there and are not changed" if done.existing else ""
-    trials = counted(done.trials, "trial")
-    say(f"{to.value}: {trials} to {done.place}{existing}")
-    if done.replaced:
-        say(f"replaced files with other content: {', '.join(done.replaced)}")
-    say(f"look: {done.look}")
+    else:
+        say(*export_runs(loaded, to.value, place))
 
 
 def _place(to: To, out: str | None, tracking_uri: str | None) -> str | None:

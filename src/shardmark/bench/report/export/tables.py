@@ -23,6 +23,7 @@ from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import RunFolder, StoredRun
 from shardmark.base.system.extras import require
 from shardmark.base.table.formats import csv_cell
+from shardmark.base.text import counted
 from shardmark.bench.analysis.compare.epochs import epoch_values
 from shardmark.bench.analysis.compare.regression import flattened
 from shardmark.bench.analysis.compare.rows import gathered, other_varied, plain
@@ -70,22 +71,6 @@ class Source:
         verification = self.run.verification
         verdict = None if verification is None else verification.verdict_of(cell_id(trial.trial))
         return None if verdict is None else verdict.equivalent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSummary:
-    """Summary of an export: its place, and the number of trials."""
-
-    place: str
-    """Folder, file or tracking URI."""
-    trials: int
-    """Number of trials that were written."""
-    existing: int = 0
-    """Trials that the target held already; they are not changed."""
-    replaced: tuple[str, ...] = ()
-    """Names of files that existed with other content."""
-    look: str
-    """A command, or a line of Python, that shows the result."""
 
 
 def sources_of(runs: Sequence[StoredRun]) -> list[Source]:
@@ -389,11 +374,11 @@ def _numbers(rows: Sequence[Record], name: str) -> list[float]:
 # Files
 
 
-def export_csv(sources: Sequence[Source], out: str | None) -> ExportSummary:
+def export_csv(sources: Sequence[Source], out: str | None) -> list[str]:
     """Write every table of the runs in base units; what is missing is an empty cell.
 
     `out` is a folder for all tables, or a file that ends in .csv for the trials alone.  Files of
-    the same names are replaced, and reported.
+    the same names are replaced, which the returned lines report.
     """
     place = Path(out or "exports/csv").expanduser()
     single = place.suffix.lower() == ".csv"
@@ -407,12 +392,12 @@ def export_csv(sources: Sequence[Source], out: str | None) -> ExportSummary:
     }
     replaced = changed_files(encoded)
     write_files(encoded)
-    return ExportSummary(
-        place=str(place),
-        replaced=tuple(path.name for path in replaced),
-        trials=sum(len(source.run.trials) for source in sources),
-        look=f'pandas.read_csv("{next(iter(encoded))}")',
-    )
+    names = ", ".join(path.name for path in replaced)
+    return [
+        f"csv: {counted(sum(len(source.run.trials) for source in sources), 'trial')} to {place}",
+        *([f"replaced files with other content: {names}"] if names else []),
+        f'look: pandas.read_csv("{next(iter(encoded))}")',
+    ]
 
 
 def _csv(frame: pd.DataFrame) -> bytes:

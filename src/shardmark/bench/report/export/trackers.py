@@ -18,9 +18,9 @@ from shardmark.base.files.storage import storage_error
 from shardmark.base.results.files import write_files
 from shardmark.base.results.store import StoredRun
 from shardmark.base.system.extras import require
+from shardmark.base.text import counted
 from shardmark.bench.analysis.compare.rows import plain
 from shardmark.bench.report.export.tables import (
-    ExportSummary,
     Record,
     export_csv,
     series_of,
@@ -41,12 +41,12 @@ Log = Callable[[dict[str, float], int], object]
 """Stores values by series at a step; `_timestamp` is their Unix time in seconds."""
 
 
-def export_runs(runs: Sequence[StoredRun], target: str, out: str | None = None) -> ExportSummary:
+def export_runs(runs: Sequence[StoredRun], target: str, out: str | None = None) -> list[str]:
     """Write the runs as CSV files, or hand every trial to a tracker that does not hold it yet.
 
     `out` is a folder, for CSV also a file, for MLflow also a tracking URI; None for the usual
-    place.  Raises `InputError` without the tracker's library and where the target refuses the
-    place.
+    place.  Returns lines on what was written, and how to look at it.  Raises `InputError` without
+    the tracker's library and where the target refuses the place.
     """
     sources = sources_of(runs)
     if target == "csv":
@@ -80,8 +80,10 @@ def export_runs(runs: Sequence[StoredRun], target: str, out: str | None = None) 
             import_module(target).teardown()  # ends its threads and its service process
         os.environ.clear()
         os.environ.update(environment)
-    look = look.format(quote(place))
-    return ExportSummary(place=place, trials=written, existing=len(trials) - written, look=look)
+    existing = len(trials) - written
+    rest = f"; {existing} exist there and are not changed" if existing else ""
+    written_text = f"{target}: {counted(written, 'trial')} to {place}{rest}"
+    return [written_text, f"look: {look.format(quote(place))}"]
 
 
 FINISHED_FILE = "shardmark-finished"

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> StoredRun:
 def test_every_table_holds_every_value(run: StoredRun, tmp_path: Path) -> None:
     out = tmp_path / "made" / "tables"
     done = export_runs([run], "csv", str(out))
-    assert (done.place, done.trials) == (str(out), 2)
+    assert done == [f"csv: 2 trials to {out}", f'look: pandas.read_csv("{out}/trials.csv")']
     assert {path.stem for path in out.iterdir()} == set(TABLES.values())
     for by, name in TABLES.items():
         expected = frame_of(sources_of([run]), by)
@@ -50,11 +50,12 @@ def test_exporting_again_replaces_and_reports_files_with_other_content(tmp_path:
     out = tmp_path / "v1.2"
     first = exportable(tmp_path / "a", ok_trial(id="one"), ok_trial(id="two"))
     second = exportable(tmp_path / "b", ok_trial(id="three"))
-    every = tuple(f"{name}.csv" for name in TABLES.values())
+    every = ", ".join(f"{name}.csv" for name in TABLES.values())
+    report = [f"replaced files with other content: {every}"]
     for runs, ids, replaced in (
-        ([first], ["one", "two"], ()),
-        ([first], ["one", "two"], ()),
-        ([first, second], ["one", "two", "three"], every),
+        ([first], ["one", "two"], []),
+        ([first], ["one", "two"], []),
+        ([first, second], ["one", "two", "three"], report),
     ):
-        assert export_runs(runs, "csv", str(out)).replaced == replaced
+        assert export_runs(runs, "csv", str(out))[1:-1] == replaced
         assert read(out / "trials.csv")["id"].tolist() == ids
