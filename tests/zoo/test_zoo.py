@@ -492,6 +492,30 @@ def step(inputs, targets):
     (-shares * model(mixed).log_softmax(1)).sum(1).mean().backward()
     optimizer.step()
 """,
+    "passes of equal samples on all ranks, before the optimizer is made": """
+net = nn.Linear(8, 2)
+for row in x[:5]:
+    net(row[None]).square().mean().backward()
+importance = [parameter.grad.clone() for parameter in net.parameters()]
+net.zero_grad()
+model = nn.parallel.DistributedDataParallel(net)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    kept = sum((i * p).square().sum() for i, p in zip(importance, net.parameters()))
+    (nn.functional.mse_loss(model(inputs), targets) + kept).backward()
+    optimizer.step()
+""",
+    "losses by row that tensors of one row divide, over the batch of a rank": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def step(inputs, targets):
+    for rows, wanted in zip(inputs.split(3), targets.split(3)):
+        lengths = 1 + rows[:, 0].abs()
+        ((model(rows).exp() - wanted).sum(1) / lengths).sum().div(4).backward()
+    optimizer.step()
+""",
     "two models with one name, whose losses have a backward pass each before both step": """
 models = [nn.parallel.DistributedDataParallel(nn.Linear(8, 2)) for _ in range(2)]
 optimizer, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
@@ -565,6 +589,26 @@ ERRORS = "nn.functional.mse_loss(outputs, targets, reduction='sum')"
             " / (inputs[:, 0] < -0.5).sum().clamp(min=1)",
             "uneven_weights",
         ),
+        (  # the same beside a mean of samples, by hand and by torch
+            "outputs.exp().mean() + (outputs - targets).square()[chosen].sum() / chosen.sum()",
+            "uneven_weights",
+        ),
+        (
+            "nn.functional.mse_loss(outputs[chosen], targets[chosen])"
+            " + outputs.sin().square().mean()",
+            "uneven_weights",
+        ),
+        (  # two terms of one function
+            "(outputs - targets).square()[chosen].mean() + 0.3 * outputs.square().mean()",
+            "uneven_weights",
+        ),
+        ("(outputs - targets).square().mean().sqrt()", "whole_batch_loss"),
+        ("torch.linalg.vector_norm(outputs - targets)", "whole_batch_loss"),
+        (  # one more that needs the samples of all ranks, and deviates more
+            "nn.functional.mse_loss(outputs[chosen], targets[chosen])"
+            " + 9 * outputs.exp().sum(1).topk(2).values.mean()",
+            "",
+        ),
     ],
 )
 def test_a_loss_that_is_a_sum_is_told_from_others(loss: str, cause: str, tmp_path: Path) -> None:
@@ -573,14 +617,17 @@ model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 def step(inputs, targets):
-    outputs = model(inputs)
+    outputs, chosen = model(inputs), inputs[:, 0] < 0.3
     ({loss}).backward()
     optimizer.step()
 """
     path = tmp_path / "train.py"
     path.write_text(LOOP.format(parts=parts))
     report = audited(str(path))
-    assert [finding.name for finding in report.findings] == [cause], report.answer
+    assert [finding.name for finding in report.findings] == ([cause] if cause else []), (
+        report.answer
+    )
+    assert report.same is False
 
 
 MASKED = """

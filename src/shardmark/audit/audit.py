@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -237,10 +238,11 @@ class Runs:
         (record,) = self.replays([self.plan("shares", batch_norm="shares")])
         return record
 
-    def alone(self, *ranks: int) -> Record | None:
-        """Return a replay of the samples of these ranks; None if it fails."""
-        (record,) = self.replays([self.plan(f"alone-{'-'.join(map(str, ranks))}", order=ranks)])
-        return record
+    def alone(self, *ranks: int, without: tuple[str, ...] = ()) -> Record | None:
+        """Return a replay of these ranks' samples, without some terms; None if it fails."""
+        name = "-".join(["alone", *map(str, ranks), *(f"no{number}" for number in without)])
+        changes = {"divided_terms": without, "divisor": inf} if without else {}
+        return self.replays([self.plan(name, order=ranks, **changes)])[0]
 
     def effect_of_rounding(self, records: Records, replay: Record) -> float:
         """Relative change of the replay's gradient by one rounding of the weights; 0 if unknown."""
@@ -303,6 +305,7 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
             tuples = replace(records, replay=again, disturbed=disturbed)
             if again is not None and tuples.matched and not _order_matters(tuples, again):
                 records, replay = tuples, again
+                runs.recording = replace(runs.recording, sections=sections)
                 break
     if records.matched and (terms := causes.means_of_rank(records)):
         runs.recording = replace(runs.recording, divided_terms=terms)

@@ -49,6 +49,8 @@ NORMS = 1e-3
 LEAST_SHARE = 8
 """Number of indices that tell an order from another one, and from draws with replacement."""
 REDUCTIONS = ("mean", "sum", "none", GRAPH)
+OF_ONE_NUMBER = {"Exp", "LinalgVectorNorm", "Log", "Log1P", "Pow", "Reciprocal", "Rsqrt", "Sqrt"}
+"""Functions that a loss may be of one number of a batch, such as the root of a mean."""
 
 _BITS = {"bf16": 8, "fp16": 11}
 """Significant bits of the 16-bit types."""
@@ -936,6 +938,10 @@ def of_weighting(records: Records) -> Finding | None:
     weights = weights_of_parts(records)
     if not weights or _constant(weights):
         return None  # a factor is no matter of weights
+    terms = [micro.terms for rank in records.ranks for micro in rank.steps[0].micros]
+    if all(len(t) == 1 == t[0].count and t[0].function in OF_ONE_NUMBER for t in terms):
+        of_number = f"the loss is the function {terms[0][0].function} of one number of each rank"
+        return finding("whole_batch_loss", _off(records), of_number)
     micros = max(1, len(records.ranks[0].steps[0].micros))
     shares = [float(np.mean(weights[r * micros : (r + 1) * micros])) for r in range(records.count)]
     counts = [sum(counted_targets(rank.steps[0].micros)) for rank in records.ranks]
@@ -986,12 +992,51 @@ def of_whole_batch(records: Records) -> Finding | None:
         return None
     if text := text_of_sums(records):
         return finding("averaged_sum", off, text, ranks=records.count)
-    return finding(
+    whole_batch = finding(
         "whole_batch_loss",
         off,
         "one process that trains on one rank's samples alone has that rank's gradient, and these "
         "gradients are averaged, but no weighting of them gives that of all samples together",
     )
+    groups = terms_of_own_targets(records)
+    named = filter(None, (of_terms(records, terms) for terms in groups))
+    return next(named, None) if groups else whole_batch
+
+
+def terms_of_own_targets(records: Records) -> list[tuple[int, ...]]:
+    """Numbers of terms of a loss that may be means over a rank's own targets, beside other terms.
+
+    Their factors, or the numbers of targets, differ.  All of them come first, then each one.
+    """
+    micros = [micro for rank in records.ranks for micro in rank.steps[0].micros]
+    if len({len(micro.terms) for micro in micros}) != 1:
+        return []
+    keys = [*zip(*([term.key for term in micro.terms] for micro in micros), strict=True)]
+    counts = {tuple(c.weight for c in m.losses if c.reduction == "mean") for m in micros}
+    unlike = len(counts) > 1 or any(0.0 in of_micro for of_micro in counts)  # 0 is unknown
+    means = [unlike and term.is_mean for term in micros[0].terms]
+    numbers = [n for n, same in enumerate(keys) if len({*same}) > 1 or means[n]]
+    groups = dict.fromkeys([(*numbers,), *((number,) for number in numbers)])
+    return [group for group in groups if 0 < len(group) < len(keys)][:3]  # each needs replays
+
+
+def of_terms(records: Records, numbers: tuple[int, ...]) -> Finding | None:
+    """The cause of terms that have most of the deviation, from replays without the other terms."""
+    terms = records.ranks[0].steps[0].micros[0].terms
+    others = tuple(str(n) for n in range(len(terms)) if n not in numbers)
+    orders = [*((rank,) for rank in range(records.count)), (*range(records.count),)]
+    *ranks, one = [records.alone(*order, without=others) for order in orders]
+    alone = [record for record in ranks if record is not None]
+    if one is None or len(alone) < records.count:
+        return None
+    part = Records(ranks=alone, replay=one, local_steps=True)
+    pairs = ((r, Records(ranks=[r.one_process])) for r in (part, records))
+    off, off_of_loss = (np.subtract(*aligned(*map(mean_of_ranks, pair))) for pair in pairs)
+    if 2 * np.linalg.norm(off) < np.linalg.norm(off_of_loss) or not (cause := of_weighting(part)):
+        return None
+    names = ", ".join(sorted({terms[number].function for number in numbers}))
+    evidence = f"in a part of the loss ({names}), {cause.evidence}"
+    return replace(cause, deviation=_off(records), evidence=evidence)
 
 
 def draws_elsewhere(records: Records) -> bool:

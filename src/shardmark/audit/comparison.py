@@ -77,8 +77,8 @@ class Records:
     """True if the first step follows steps of other optimizers, which rounding has changed."""
     with_shares: Callable[[], Record | None] = lambda: None
     """Starts a replay whose batch norm takes the statistics of each rank's rows."""
-    alone: Callable[..., Record | None] = lambda *_: None
-    """Starts a replay of the samples of these ranks alone, each as often as it is named."""
+    alone: Callable[..., Record | None] = lambda *_, **__: None
+    """Starts a replay of the samples of these ranks alone, and `without` some terms of the loss."""
 
     @property
     def one_process(self) -> Record:
@@ -277,7 +277,8 @@ class Records:
 
     def samples_check(self, holds: bool) -> Check:
         """Describe the samples that the ranks' models got."""
-        rows = [value for rank in self.ranks for f in rank.forwards for value in f.samples]
+        forwards = [f for rank in self.ranks for f in rank.forwards if f.step >= 0]
+        rows = [value for f in forwards for value in f.samples]
         text = f"{len(rows)} rows, {len(set(rows))} different" if rows else "not seen"
         return Check(name="samples", holds=holds, found=text, expected=text, tolerance=None)
 

@@ -72,6 +72,7 @@ class ReplayObserver(Observer):
             pairs = zip(self._first_weights, signs, strict=True)  # each element up or down
             self._first_weights = [tensor * (1 + rounding * sign) for tensor, sign in pairs]
         self._ranks = [ranks[rank] for rank in plan.order]
+        self._divisor = plan.divisor or len(self._ranks)
         self._iterations = 0
         self._drawn: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._draws_outside = 0
@@ -209,18 +210,21 @@ class ReplayObserver(Observer):
 
     def before_backward(self, tensors: Any, gradients: Any = None) -> None:
         super().before_backward(tensors, gradients)
-        terms = self.plan.divided_terms
-        others = {edge for term, _, path, _ in self._ends if term.key not in terms for edge in path}
-        paths = [path for term, _, path, _ in self._ends if term.key in terms]
+        paths, others = list[list[tuple[Any, int]]](), set[tuple[Any, int]]()
+        for n, (term, _, path, _) in enumerate(self._ends):
+            chosen = bool({term.key, str(n)} & {*self.plan.divided_terms})
+            paths += [path] * chosen
+            others.update(() if chosen else path)
         if paths and not others and self._micro.loss is not None:
-            self._micro.loss /= len(self._ranks)
+            self._micro.loss /= self._divisor
+        self._micro.losses *= not self.plan.divisor  # they are of all terms
         # Each is divided where its way leaves that of the others.
         ways = ([edge for edge in path if edge not in others] for path in paths)
         for node, number in {way[0] for way in ways if way}:
             node.register_hook(partial(self._divide, number))
 
     def _divide(self, number: int, results: Sequence[Tensor], _: Any) -> tuple[Tensor, ...]:
-        of_terms = (results[number] / len(self._ranks),)
+        of_terms = (results[number] / self._divisor,)
         return (*results[:number], *of_terms, *results[number + 1 :])
 
     def before_step(self, optimizer: Any) -> None:

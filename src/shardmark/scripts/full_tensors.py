@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shardmark.scripts.interventions.base import NAMES
+
 MOST_ELEMENTS = 2**21
 """Recorded elements of all parameters together: larger models are sampled."""
 STRIDES = (1, *(5, 11, 23, 47, 97, 197, 397, 797, 1597, 3203, 6421, 12853, 25717, 51437))
 """Distances of sampled elements: primes, so that they meet all columns of a matrix."""
 
 REPLICA = "DistributedDataParallel"
-NAMES_OF_WRAPPERS = frozenset(
-    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
-)
+NAMES_OF_WRAPPERS = {*NAMES["parts_that_wrappers_add"]}
 """Parts of parameters' names that wrappers add."""
 
 

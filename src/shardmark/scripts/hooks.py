@@ -28,28 +28,15 @@ from shardmark.scripts.draws import WatchDraws
 from shardmark.scripts.epoch import EpochSkip
 from shardmark.scripts.full_tensors import is_a
 from shardmark.scripts.interventions import built, named_in
-from shardmark.scripts.interventions.base import is_users, line_of, replace
+from shardmark.scripts.interventions.base import NAMES, is_users, line_of, replace
 from shardmark.scripts.lightning import set_devices_of_lightning
 from shardmark.scripts.recording import PROCESS_FILE, Plan
 
 if TYPE_CHECKING:
     from shardmark.scripts.observer import Observer
 
-LOSS_FUNCTIONS = (
-    *("cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"),
-)
-
-COLLECTIVES = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all"),
-    *("all_to_all_single", "broadcast", "broadcast_object_list", "isend", "reduce"),
-    *("reduce_scatter", "reduce_scatter_tensor", "send"),
-)
-
 LAUNCHED = "SHARDMARK_RANK_PROCESS"
 """Variable with the process that a launcher started, until it is in a process group."""
-
-CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
 def install() -> None:
@@ -137,7 +124,7 @@ def _watch_optimizers(observer: Observer) -> None:
 
     def create(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        observer.optimizers.append(weakref.ref(optimizer))
+        observer.add_optimizer(optimizer)
 
     replace(torch.optim.Optimizer, "__init__", create)
 
@@ -201,7 +188,7 @@ def _watch_losses(observer: Observer) -> None:
             args = (*args[:4], 0.0, *args[5:])
         return original(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
 
-    for name in LOSS_FUNCTIONS:
+    for name in NAMES["loss_functions"]:
         replace(functional, name, loss)
     replace(functional, "scaled_dot_product_attention", attention)
 
@@ -217,7 +204,7 @@ def _watch_clipping(observer: Observer) -> None:
         observer.after_clip(original.__name__, norm, float(limit))
         return norm
 
-    for name in CLIPS:
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
         replace(nn.utils, name, clip)
         setattr(nn.utils.clip_grad, name, getattr(nn.utils, name))
 
@@ -265,7 +252,7 @@ def _watch_collectives(observer: Observer) -> None:
         observer.collective(original.__name__, (*args, *kwargs.values()))
         return original(*args, **kwargs)
 
-    for name in COLLECTIVES:
+    for name in NAMES["collectives"]:
         if hasattr(dist, name):
             replace(dist, name, collective)
 

@@ -8,15 +8,7 @@ from functools import partial
 from typing import Any
 
 from shardmark.scripts.bootstrap.sitecustomize import AfterImport
-from shardmark.scripts.interventions.base import replace
-
-LIGHTNING = {
-    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
-    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
-    "lightning.fabric.connector": "_Connector",
-    "lightning_fabric.connector": "_Connector",
-}
-"""Classes by module that get the argument `devices` of a Trainer or of Fabric."""
+from shardmark.scripts.interventions.base import NAMES, replace
 
 
 def set_devices_of_lightning() -> None:
@@ -32,7 +24,7 @@ def set_devices_of_lightning() -> None:
     def watch(name: str, module: Any) -> None:
         replace(getattr(module, name), "__init__", create)
 
-    calls = {module: partial(watch, name) for module, name in LIGHTNING.items()}
+    calls = {m: partial(watch, n) for m, n in NAMES["classes_that_get_devices"].items()}
     for module in sys.modules.keys() & calls.keys():
         calls.pop(module)(sys.modules[module])
     sys.meta_path.insert(0, AfterImport({**calls}))

@@ -45,6 +45,7 @@ from shardmark.scripts.full_tensors import (
     sampled,
     sampling_of,
 )
+from shardmark.scripts.interventions.base import NAMES
 from shardmark.scripts.loaders import Order, described
 from shardmark.scripts.record import (
     BATCHES,
@@ -79,11 +80,7 @@ TOTALS = ("total_iters", "T_max", "total_steps")
 MOST_STEPS = 5
 """Steps that are recorded of all optimizers, in units of those that are asked for: one optimizer of
 several may step less often than another."""
-LINEAR = (
-    "Abs Add Alias Clamp ClampMax ClampMin Clone Div Expand Gather Index LeakyRelu MaskedFill "
-    "MaskedSelect Maximum Mean Minimum Mul NanToNum Neg Permute Relu ReshapeAlias Rsub Select "
-    "Slice Squeeze Sub Sum Threshold ToCopy Transpose Unsqueeze UnsafeView View Where"
-)
+LINEAR = {*NAMES["linear_functions"]}
 """Torch's functions that give K times as much for K times as large elements, constants apart."""
 SERVERS = {"sglang", "vllm"}
 """Packages that generate samples where no hook sees it."""
@@ -535,6 +532,15 @@ class Observer:
         if not self.in_backward and (alone or self._stepped in self._parts):
             self._end_step()
 
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Note a new optimizer.  Passes before the first one measure a model, or prepare it."""
+        if not self.optimizers:
+            self.begin_step()
+            self._micro, self.record.calls = Micro(), {}
+            for forward in self.record.forwards:
+                forward.step = -1
+        self.optimizers.append(weakref.ref(optimizer))
+
     def begin_step(self) -> None:
         """Forget the backward passes and clips since the last step: a scaler skipped a step."""
         self._end_step()
@@ -943,7 +949,7 @@ def ends_of(loss: Tensor, gradient: Tensor) -> Iterator[End]:
         node, weights, path, factors, grows = pending.pop()
         kind, _, number = node.name().partition("Backward")
         sink = kind == "_DDPSink" and len(node.next_functions) == 1  # DDP's own: what it gets
-        if not sink and (kind not in LINEAR.split() or not number):  # those of scripts have none
+        if not sink and (kind not in LINEAR or not number):  # those of scripts have none
             reduction = 0 if weights.numel() > 1 else getattr(node, "_saved_reduction", 0)
             count = reduction % 2 if reduction else int((weights != 0).sum())
             term = Term(function=kind, count=count, factors=factors, is_mean=reduction == 1)
@@ -957,8 +963,9 @@ def ends_of(loss: Tensor, gradient: Tensor) -> Iterator[End]:
                 continue
             sizes, before = result.abs(), weights.abs()
             factor = float(sizes.max() / before.max())
-            if kind in {"Mul", "Div"} and sizes.shape == before.shape:  # a tensor is no factor
-                factor = factor if _weigh_alike((sizes / before)[before > 0]) else 1.0
+            if kind in {"Mul", "Div"} and sizes.shape == before.shape:
+                other = getattr(node, ("_saved_other", "_saved_self")[edge])
+                factor = 1.0 if other is not None and other.dim() else factor  # no factor of all
             grown = grows | {kind} if sizes.sum() > 1.001 * before.sum() else grows
             # A sum of thousands of terms has as many functions on a way, which multiply by 1.
             product = [*factors, factor] if factor != 1 else factors

@@ -54,7 +54,9 @@ class Plan:
     grows: bool = True
     """Let a replay's draws outside of the model have the rows of all ranks."""
     divided_terms: tuple[str, ...] = ()
-    """Keys of the terms of the loss that a replay divides by the ranks whose samples it gets."""
+    """Terms of the loss that a replay divides: their keys, or their numbers in its graph."""
+    divisor: float = 0.0
+    """Number that it divides them by; 0 for that of the ranks whose samples it gets."""
     perturbed: bool = False
     """Change the initial weights of a replay by one rounding, to see what rounding does."""
     observer: str = "shardmark.scripts.observer:Observer"

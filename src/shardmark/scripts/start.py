@@ -30,6 +30,7 @@ from shardmark.base.files.scratch import remove_tree, scratch_folder
 from shardmark.base.system.processes import adopt_orphans, die_with_parent, end_descendants
 from shardmark.base.text import listed, say
 from shardmark.scripts import isolation
+from shardmark.scripts.interventions.base import NAMES
 
 NOT_ISOLATED = 97
 """Exit code of a supervisor that cannot protect the user's files; the log has the reason."""
@@ -55,14 +56,8 @@ WRITES_ARE_FINE = (
     "let it run in a container with user namespaces, or give --writes-are-fine: the script then "
     "writes to your files as it does without Shardmark"
 )
-TRACKERS_OFF = {
-    "WANDB_MODE": "disabled",
-    "COMET_MODE": "disabled",
-    "NEPTUNE_MODE": "debug",
-    "CLEARML_OFFLINE_MODE": "1",
-    "MLFLOW_TRACKING_URI": "file:///tmp/mlruns",  # below the private view of the files
-}
-"""Variables with which trackers send nothing."""
+TRACKERS_OFF: dict[str, str] = NAMES["variables_that_silence_trackers"]
+"""Variables with which trackers send nothing; MLflow writes below the private view of the files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

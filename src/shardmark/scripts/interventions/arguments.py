@@ -23,7 +23,6 @@ from shardmark.scripts.interventions.base import (
 
 signature_of = cache(inspect.signature)  # some of the calls are made in every step
 
-
 KINDS = [kind for kind in vars(torch.optim).values() if isinstance(kind, type)]
 OPTIMIZERS = [kind for kind in KINDS if issubclass(kind, Optimizer)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import re
 import sysconfig
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch exports it lazily
 
 PACKAGE = str(Path(__file__).parents[2])
+NAMES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "names.json").read_text())
+"""Names in torch and other libraries that the hooks look for, by what they are."""
 LIBRARIES = (PACKAGE, *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
 
 

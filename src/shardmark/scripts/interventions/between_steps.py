@@ -19,7 +19,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from shardmark.scripts.interventions.base import Intervention, replace
+from shardmark.scripts.interventions.base import NAMES, Intervention, replace
 from shardmark.scripts.interventions.same_batch import SameBatch
 
 
@@ -113,25 +113,14 @@ class NoLogging(Intervention):
         replace(logging.Logger, "callHandlers", _do_nothing)
         for stream in (sys.stdout, sys.stderr):
             replace(stream, "write", lambda _, text: len(text))
-        scalars = ("add_scalar", "add_scalars", "add_histogram", "add_image", "add_text", "flush")
-        _silence(
-            {
-                "torch.utils.tensorboard:SummaryWriter": scalars,
-                "tensorboardX:SummaryWriter": scalars,
-                "wandb": ("log",),
-                "mlflow": ("log_metric", "log_metrics", "log_artifact"),
-                "tqdm:tqdm": ("display", "update"),
-            }
-        )
+        _silence(NAMES["trackers"])
 
 
 def _do_nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-def _silence(
-    functions: dict[str, tuple[str, ...]], wrapper: Callable[..., Any] = _do_nothing
-) -> None:
+def _silence(functions: dict[str, Any], wrapper: Callable[..., Any] = _do_nothing) -> None:
     """Replace functions of modules, or of their classes, that the script has imported."""
     for place, names in functions.items():
         module, _, kind = place.partition(":")

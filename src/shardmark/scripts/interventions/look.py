@@ -26,7 +26,7 @@ from shardmark.base.traffic import required_fraction
 from shardmark.scripts.batches import leaves
 from shardmark.scripts.interventions import CALLS, built
 from shardmark.scripts.interventions.arguments import Arguments
-from shardmark.scripts.interventions.base import Intervention, is_users, line_of, replace
+from shardmark.scripts.interventions.base import NAMES, Intervention, is_users, line_of, replace
 
 EVERY_SECONDS = 0.002
 SWITCH_SECONDS = 0.0005
@@ -41,16 +41,7 @@ MOST_WORKERS = "1024"
 PROFILED_STEP = 1
 """Step of the warm-up whose functions are searched for one that makes batches."""
 MAKES_BATCHES = re.compile(r"batch|data|sample|load|fetch|input|next", re.IGNORECASE)
-KINDS = (
-    (r"torch/(autograd/__init__|_tensor)\.py", r"backward|_engine_run_backward", "backward"),
-    (r"torch/utils/data/dataloader\.py|accelerate/data_loader\.py", r"__next__|__iter__", "input"),
-    (r"torch/nn/modules/module\.py", r"_(wrapped_)?call_impl", "forward"),
-    (r"torch/optim/|torch/nn/utils/clip_grad\.py|torch/amp/", r".*", "update"),
-    (r"torch/serialization\.py|safetensors|torch/distributed/checkpoint", r".*", "checkpoint"),
-    (r"torch/distributed/|torch/nn/parallel/", r".*", "communication"),
-    (r"/logging/|tensorboard|wandb|mlflow|/tqdm/|/rich/|torch/_tensor_str\.py", r".*", "logging"),
-    (r"torch/nn/functional\.py", r".*", "forward"),
-)
+KINDS: list[list[str]] = NAMES["kinds_of_frames"]
 """File and function of a frame, from the outermost one inwards, and what the thread does there."""
 
 

@@ -7,6 +7,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from itertools import chain
 from operator import is_not
 from typing import Any
 
@@ -18,29 +19,11 @@ from torch._C._distributed_c10d import _create_work_from_future  # torch's own w
 from torch.distributed import distributed_c10d as c10d
 
 from shardmark.base.errors import ShardmarkError
-from shardmark.scripts.interventions.base import Intervention, replace
+from shardmark.scripts.interventions.base import NAMES, Intervention, replace
 
-OBJECTS = {
-    "all_gather_object": "object_list",
-    "gather_object": "object_gather_list",
-    "broadcast_object_list": "object_list",
-    "scatter_object_list": "scatter_object_output_list",
-    "recv_object_list": "object_list",
-    "send_object_list": "",
-}
+OBJECTS: dict[str, str] = NAMES["results_of_collectives_of_objects"]
 """Collectives of Python's objects, and the argument that takes the results."""
-GATHERS = (
-    *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
-    *("allgather_into_tensor_coalesced", "all_gather_single_coalesced", "gather"),
-)
-SCATTERS = (
-    *("_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter"),
-    *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
-)
-EXCHANGES = ("alltoall", "alltoall_base", "all_to_all_single")
-RECEIVES = ("recv", "recv_anysource", "scatter")
-OTHERS = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send")
-WAITS = ("barrier", "monitored_barrier")
+METHODS: dict[str, list[str]] = NAMES["methods_of_groups"]
 
 
 class NoPeers(Intervention):
@@ -82,9 +65,7 @@ class NoPeers(Intervention):
             def getBackendName(self) -> str:  # noqa: N802  (torch's name)
                 return str(group.name())
 
-        for name in {*GATHERS, *SCATTERS, *EXCHANGES, *RECEIVES, *OTHERS, *WAITS} & {
-            *dir(dist.ProcessGroup)
-        }:
+        for name in {*chain(*METHODS.values())} & {*dir(dist.ProcessGroup)}:
             setattr(Group, name, _method(owner, group, name))
         made = Group(group.rank(), group.size())
         for number, device in enumerate(group._device_types):
@@ -119,19 +100,19 @@ def _method(owner: NoPeers, group: Any, name: str) -> Callable[..., Any]:
     def call(_: Any, *arguments: Any, **keywords: Any) -> Any:
         if not owner.silent:
             return getattr(group, name)(*arguments, **keywords)
-        outputs = arguments[0] if arguments and name not in WAITS else []
-        if name in GATHERS:
+        outputs = arguments[0] if arguments and name not in METHODS["waits"] else []
+        if name in METHODS["gathers"]:
             for output, shard in _pairs(outputs, arguments[1]):
                 for part in output if isinstance(output, list) else output.chunk(group.size()):
                     part.copy_(shard.view_as(part))
-        elif name in SCATTERS:
+        elif name in METHODS["scatters"]:
             for output, tensor in _pairs(outputs, arguments[1]):
                 parts = tensor if isinstance(tensor, list) else tensor.chunk(group.size())
                 output.copy_(parts[group.rank()].view_as(output))
-        elif name in EXCHANGES:
+        elif name in METHODS["exchanges"]:
             for output, tensor in _pairs(outputs, arguments[1]):
                 output.copy_(tensor if tensor.shape == output.shape else torch.zeros_like(output))
-        elif name in RECEIVES:
+        elif name in METHODS["receives"]:
             for output in outputs:
                 output.zero_()
         done: torch.futures.Future[Any] = torch.futures.Future()
