@@ -65,17 +65,24 @@ def listing(kind: str) -> Mapping[str, str]:
     from shardmark.experiment.load import presets
     from shardmark.experiment.messages import choices
     from shardmark.experiment.tasks import TASKS
+    from shardmark.ranks.workloads import PLUGINS, options_class
+    from shardmark.ranks.workloads.configurations import PREFIX, shipped
     from shardmark.ranks.workloads.datasets import DATASETS
     from shardmark.ranks.workloads.models import OTHER_MODELS
 
     if kind not in KINDS and kind:
         raise InputError("list", f"unknown kind {kind!r}", choices(kind, tuple(KINDS)))
+    tasks = {name: _summary(options) for name, options in TASKS.items()}
     models = {name: line for task in TASKS.values() for name, line in task.models.items()}
+    models |= {
+        f"{PREFIX}{name}": f"sizes alone, {model['parameters'] / 1e6:,.0f} M parameters"
+        for name, model in shipped().items()
+    }
     listings: dict[str, Mapping[str, str]] = {
         "": KINDS,
         "strategies": _strategies(),
-        "workloads": _workloads(),
-        "models": {**models, **_configurations(), **OTHER_MODELS},
+        "workloads": tasks | _plugins(PLUGINS, TASKS, options_class),
+        "models": {**models, **OTHER_MODELS},
         "datasets": DATASETS,
         "metrics": {
             name: f"[{metric.unit}] {metric.definition}" for name, metric in METRICS.items()
@@ -94,23 +101,6 @@ def _strategies() -> dict[str, str]:
         fixed = [f"{key}={value}" for key, value in fixed_options(name).items() if key != "name"]
         lines[name] = _summary(strategy_class(name)) + (f" [{', '.join(fixed)}]" if fixed else "")
     return lines | _plugins(PLUGINS, STRATEGIES, strategy_class)
-
-
-def _configurations() -> dict[str, str]:
-    from shardmark.ranks.workloads.configurations import PREFIX, shipped
-
-    return {
-        f"{PREFIX}{name}": f"sizes alone, {model['parameters'] / 1e6:,.0f} M parameters"
-        for name, model in shipped().items()
-    }
-
-
-def _workloads() -> dict[str, str]:
-    from shardmark.experiment.tasks import TASKS
-    from shardmark.ranks.workloads import PLUGINS, options_class
-
-    lines = {name: _summary(options) for name, options in TASKS.items()}
-    return lines | _plugins(PLUGINS, TASKS, options_class)
 
 
 def _plugins(
