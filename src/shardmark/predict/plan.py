@@ -513,7 +513,7 @@ def _recomputing(
     """Return planners with activation checkpointing, their rows, and what `rows` need instead.
 
     Return None if a strategy that fits without it is faster than what fits with it, or has more
-    than `RECOMPUTED` of the speed of the fastest.
+    than `RECOMPUTED` of the speed of the fastest, or if nothing fits with it and it saves nothing.
     """
     fastest = max((row.work_per_second for row in rows), default=0.0)
     if _best_rate(rows) > RECOMPUTED * fastest:
@@ -523,9 +523,11 @@ def _recomputing(
         planners = natively or planners
     changed = [replace(planner, cell=CHECKPOINTING.applied(planner.cell)) for planner in planners]
     changed_rows = [row for planner in changed for row in planner.rows(nodes)]
-    if _best_rate(changed_rows) < _best_rate(rows):
-        return None
+    best, before = _best_rate(changed_rows), [row.device_bytes or inf for row in rows]
     least = min(changed_rows, key=lambda row: (not row.fits, row.device_bytes or inf))
+    saves = not rows or (least.device_bytes or inf) < (1 - PEAK_ERROR) * min(before)
+    if best < _best_rate(rows) or not (best or saves):
+        return None
     texts = [
         "it is planned with activation checkpointing, as usual recipes have it; without it"
         f" {row.strategy} needs {_needs(row)}."

@@ -328,6 +328,16 @@ def test_a_language_model_is_answered_with_activation_checkpointing_first(
     assert "activation checkpointing where it is needed" in " ".join(several.split())
 
 
+def test_recomputation_that_saves_nothing_is_not_chosen(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update needs most, with and without it: the answer would be slower, and as large."""
+    made_models(monkeypatch, million_parameters=60_000.0)
+    text = " ".join(printed("hf:Qwen/Qwen3-32B", "--on", "8xh100", code=1).split())
+    assert text.startswith("Nothing fits: ")
+    assert "AdamW, no activation checkpointing" in text
+
+
 def test_fewer_samples_are_as_many_as_fit(
     printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
