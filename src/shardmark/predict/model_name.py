@@ -208,7 +208,7 @@ def _pieces(workload: LanguageOptions, samples: int) -> str:
     pieces = workload.loss_chunks
     logits = samples * workload.sequence_length * (workload.model_rows or 0)
     more_gib = (1 - 1 / pieces) * LOGIT_BYTES * logits / GiB
-    one = f"in one, without Liger: up to {more_gib:.2g} GiB more"
+    one = f"in one, without Liger: up to {float(f'{more_gib:.2g}'):g} GiB more"
     return f"loss in {pieces} pieces ({one})" if logits else f"loss in {pieces} pieces"
 
 

@@ -224,7 +224,7 @@ def remedies_of(
     if before is not None and before.state_fit == "no":  # without offload nothing is enough
         changes = [OFFLOAD, CHECKPOINTING, *on_device[:-1]] if _enough([OFFLOAD], needs) else []
     helpful = _enough(changes, needs)
-    if not add(helpful):
+    if not (enough := add(helpful)):
         smaller = needs(SMALLER_STATE)
         room = smaller is not None and smaller.state_fit != "no"
         add(_enough([*on_device, *SMALLER_STATE] if room else SMALLER_STATE[1:], needs))
@@ -248,7 +248,7 @@ def remedies_of(
     larger = sizes
     if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
         larger = replace(sizes, cells=_compared(cells[0], 2 * ranks))
-    tried = ([], helpful) if helpful else ([],)
+    tried = ([],) if enough or not helpful else ([], helpful)
     more = (_more_nodes(larger, nodes, _combined(changes)) for changes in tried)
     if (remedy := next(filter(None, more), None)) is not None:
         remedies.append(remedy)

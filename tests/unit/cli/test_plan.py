@@ -351,6 +351,7 @@ def test_fewer_samples_are_as_many_as_fit(
     batch = int(fewer["setting"].split()[-1])
     assert 1 < batch < 64
     assert fewer["change"] == f"{batch} samples"
+    assert not any(" GPUs and " in one["change"] for one in remedies), "it is enough on one"
     printed(*question, "--batch", str(batch))
     printed(*question, "--batch", str(4 * batch), code=1)
 

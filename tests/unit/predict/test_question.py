@@ -176,6 +176,7 @@ def test_what_a_loss_in_pieces_saves_is_said() -> None:
     more = f"in one, without Liger: up to {6 * logits / 2**30:.2g} GiB more"
     assert f"loss in 2 pieces ({more})" in str(about("hf:Qwen/Qwen3-8B", batch=2).assumed)
     assert "pieces" not in str(about("hf:Qwen/Qwen3-8B", stack="eager").assumed)
+    assert "up to 110 GiB more" in str(about("Qwen3-14B", sequence_length=131_072).assumed)
     for name in ("google/gemma-3-27b-it", "Llama-4-Scout-17B-16E-Instruct", "Qwen3-VL-8B-Instruct"):
         assert "loss in 2 pieces" in str(about(name).assumed), name
 
