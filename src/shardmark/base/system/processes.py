@@ -7,8 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-
-import psutil
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -30,15 +29,30 @@ def adopt_orphans() -> None:
 def end_descendants() -> None:
     """Kill all processes below this one, whatever session they are in, and wait for their end."""
     while True:
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                process.kill()
+        for pid in _descendants():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         time.sleep(POLL_SECONDS)
+
+
+def _descendants() -> list[int]:
+    """Return the processes below this one."""
+    children: dict[int, list[int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            _, parent, *_ = file.read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(parent), []).append(int(file.parent.name))
+    descendants, below = [], [os.getpid()]
+    while below:
+        level = children.get(below.pop(), [])
+        descendants += level
+        below += level
+    return descendants
 
 
 def schedule_as_batch() -> None:
