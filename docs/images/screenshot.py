@@ -27,14 +27,14 @@ COLOURS = 64
 def main(file: Path) -> None:
     with stored_run(RUN) as run, tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.html"
-        page = write_report([run], compare([run]), out, images=False).page
+        write_report([run], compare([run]), out, images=False)
         with sync_playwright() as playwright:
             path = shutil.which("chromium") or "/usr/bin/chromium"
             browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
             tab = browser.new_page(
                 viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=1.5
             )
-            tab.goto(page.as_uri())
+            tab.goto(out.resolve().as_uri())
             shot = Image.open(io.BytesIO(tab.screenshot()))
             browser.close()
     shot.convert("RGB").quantize(COLOURS).save(file, optimize=True)

@@ -11,7 +11,7 @@ from tests.zoo.slow.cases import QUIET, SLOW, Slow
 
 
 def test_a_slow_input_is_among_what_was_taken_away(tmp_path: Path) -> None:
-    words = ["why", "--budget", "60s", "--", *SLOW[0].launched()]
+    words = ["why", "--budget", "40s", "--", *SLOW[0].launched()]
     document = document_of(words, None, str(tmp_path))
     assert "input" in {part["kind"] for part in (*document["parts"], *document["undecided"])}
 
