@@ -166,8 +166,15 @@ def test_drift_within_a_trial_is_reported(last: float, direction: str) -> None:
 
 @pytest.mark.parametrize(
     ("last", "warnings"),
-    [((1.3, 1, 1), 0), ((1.3, 1.25, 1), 2), ((1.3, 1), 1), ((1.8, 1, 1), 1), ((1, 1, 1), 0)],
-    ids=["one of three", "most", "one of two", "a large one", "none"],
+    [
+        ((1.3, 1, 1), 0),
+        ((1.3, 1.25, 1), 2),
+        ((1.3, 1), 1),
+        ((1.7, 1, 1), 0),
+        ((2.3, 1, 1), 1),
+        ((1, 1, 1), 0),
+    ],
+    ids=["one of three", "most", "one of two", "still slight", "a large one", "none"],
 )
 def test_a_slight_drift_counts_where_most_repeats_have_it(
     last: tuple[float, ...], warnings: int

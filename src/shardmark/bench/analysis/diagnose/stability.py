@@ -17,15 +17,12 @@ from shardmark.base.statistics.intervals import t_probability
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row, gathered
 from shardmark.bench.analysis.compare.verdicts import METRIC
-from shardmark.bench.analysis.diagnose.trial_stability import (
-    DRIFT,
-    FALSE_ALARM_RATE,
-    LEAST_JUMP,
-    percent,
-)
+from shardmark.bench.analysis.diagnose.trial_stability import DRIFT, FALSE_ALARM_RATE, percent
 
 OUTLYING = 0.1
 """Minimum relative distance of an outlying repeat from the others of its row."""
+RECURRING = 2.0
+"""Factor between steps of a trial below which a drift counts only if other repeats have one."""
 
 REMEDIES = {
     StabilityKind.TRIAL_DRIFT: "raise measure.warmup_seconds if steps became shorter; else look for"
@@ -92,7 +89,7 @@ def _of_trial(trial: TrialResult, place: str, num_trials: int) -> Iterator[Insta
 
 def _is_slight_drift(warning: Instability) -> bool:
     """A machine that others share wanders so in a second; what a row does recurs in its repeats."""
-    return warning.kind is StabilityKind.TRIAL_DRIFT and warning.severity < math.log(LEAST_JUMP)
+    return warning.kind is StabilityKind.TRIAL_DRIFT and warning.severity < math.log(RECURRING)
 
 
 def _run_drifts(rows: Sequence[Row]) -> Iterator[Instability]:
