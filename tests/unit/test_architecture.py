@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 39, 9_756),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 39, 9_759),
     "compare": (("cli/compare.py",), 69, 11_022),
     "plan": (("cli/plan.py",), 115, 22_110),
     "run": (("cli/run.py",), 152, 27_678),

@@ -964,8 +964,11 @@ def ends_of(loss: Tensor, gradient: Tensor) -> Iterator[End]:
             sizes, before = result.abs(), weights.abs()
             factor = float(sizes.max() / before.max())
             if kind in {"Mul", "Div"} and sizes.shape == before.shape:
-                other = getattr(node, ("_saved_other", "_saved_self")[edge])
-                factor = 1.0 if other is not None and other.dim() else factor  # no factor of all
+                other: object = None  # or a number
+                with suppress(AttributeError, RuntimeError):  # the script has changed it since
+                    other = getattr(node, ("_saved_other", "_saved_self")[edge])
+                if isinstance(other, Tensor) and other.dim():
+                    factor = 1.0  # it is none of all rows
             grown = grows | {kind} if sizes.sum() > 1.001 * before.sum() else grows
             # A sum of thousands of terms has as many functions on a way, which multiply by 1.
             product = [*factors, factor] if factor != 1 else factors

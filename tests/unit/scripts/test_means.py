@@ -101,3 +101,11 @@ def test_the_gradient_of_backward_divides_a_loss() -> None:
 def test_the_targets_of_rows_are_counted() -> None:
     _, mean = present(factor(((outputs() ** 2) * MASK).sum() / MASK.sum()))
     assert present(mean.counted).tolist() == [3, 1, 2, 1]
+
+
+def test_numbers_that_torch_multiplies_by_itself_are_factors() -> None:
+    """Label smoothing is two terms, with a number each that is no tensor."""
+    loss = functional.cross_entropy(outputs(), torch.tensor([0, 2, 1, 1]), label_smoothing=0.1)
+    terms = [term for term, *_ in ends_of(loss, torch.ones_like(loss))]
+    products = [torch.tensor(term.factors).prod() for term in terms]
+    assert sorted(map(float, products)) == pytest.approx([0.1 / 12, 0.9])
