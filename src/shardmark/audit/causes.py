@@ -939,7 +939,7 @@ def of_weighting(records: Records) -> Finding | None:
     if not weights or _constant(weights):
         return None  # a factor is no matter of weights
     terms = [micro.terms for rank in records.ranks for micro in rank.steps[0].micros]
-    if all(len(t) == 1 == t[0].count and t[0].function in OF_ONE_NUMBER for t in terms):
+    if terms and all(len(t) == 1 == t[0].count and t[0].function in OF_ONE_NUMBER for t in terms):
         of_number = f"the loss is the function {terms[0][0].function} of one number of each rank"
         return finding("whole_batch_loss", _off(records), of_number)
     micros = max(1, len(records.ranks[0].steps[0].micros))

@@ -210,17 +210,17 @@ class ReplayObserver(Observer):
 
     def before_backward(self, tensors: Any, gradients: Any = None) -> None:
         super().before_backward(tensors, gradients)
-        paths, others = list[list[tuple[Any, int]]](), set[tuple[Any, int]]()
-        for n, (term, _, path, _) in enumerate(self._ends):
-            chosen = bool({term.key, str(n)} & {*self.plan.divided_terms})
-            paths += [path] * chosen
-            others.update(() if chosen else path)
+        divided = {*self.plan.divided_terms}
+        ways = [(bool(divided & {e[0].key, str(n)}), e[2]) for n, e in enumerate(self._ends)]
+        paths = [path for is_divided, path in ways if is_divided]
+        others = {edge for is_divided, path in ways if not is_divided for edge in path}
         if paths and not others and self._micro.loss is not None:
             self._micro.loss /= self._divisor
-        self._micro.losses *= not self.plan.divisor  # they are of all terms
+        if self.plan.divisor:
+            self._micro.losses.clear()  # they are of all terms
         # Each is divided where its way leaves that of the others.
-        ways = ([edge for edge in path if edge not in others] for path in paths)
-        for node, number in {way[0] for way in ways if way}:
+        parts = ([edge for edge in path if edge not in others] for path in paths)
+        for node, number in {edges[0] for edges in parts if edges}:
             node.register_hook(partial(self._divide, number))
 
     def _divide(self, number: int, results: Sequence[Tensor], _: Any) -> tuple[Tensor, ...]:

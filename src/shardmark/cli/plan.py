@@ -263,7 +263,8 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     precision, overrides = options["precision"], [*(options["overrides"] or ())]
     if precision is not None and (precision := precision.lower()) == "tf32":
         precision, overrides = "fp32", ["recipe.tf32=true", *overrides]
-    _ = [path_of(name) for name in (options["model"], *kinds)]
+    for name in (options["model"], *kinds):
+        path_of(name)  # refuses the home folder of an unknown user
     same = ("batch", "sequence_length", "adapter", "reference_model", "stack")
     as_given = (*same, "padding", "mean_length", "measured", *measured)
     return PlanRequest(

@@ -164,9 +164,7 @@ def _rank_of_longest_rows(seen: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the rank whose batches are larger than those of each other rank, but for chance."""
     order = sorted(range(len(seen)), key=lambda rank: fmean(seen[rank]["rows"] or [0]))
     sizes = [seen[rank]["rows"] for rank in order[-2:]]
-    if min(map(len, sizes)) < 2 or _alike_by_chance(*sizes):
-        return None
-    return order[-1]
+    return None if min(map(len, sizes)) < 2 or _alike_by_chance(*sizes) else order[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
