@@ -10,8 +10,10 @@ from benchmarks.why import document_of, verdicts
 from tests.zoo.slow.cases import QUIET, SLOW, Slow
 
 
+@pytest.mark.slow
 def test_a_slow_input_is_among_what_was_taken_away(tmp_path: Path) -> None:
-    words = ["why", "--budget", "40s", "--", *SLOW[0].launched()]
+    """Loading beside another test takes half a minute of the budget."""
+    words = ["why", "--budget", "2m", "--", *SLOW[0].launched()]
     document = document_of(words, None, str(tmp_path))
     assert "input" in {part["kind"] for part in (*document["parts"], *document["undecided"])}
 
