@@ -203,6 +203,21 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         ("Standard_ND96asr_v4", "a100-40", 8, None),
         ("BM.GPU.A100-v2.8", "a100-80", 8, None),
         ("2 DGX H100", "h100", 8, 2),
+        ("Standard_NC6s_v3", "v100-16", 1, None),
+        ("g7e.48xlarge", "rtx-pro-6000", 8, None),
+        ("HGX H200", "h200", 8, None),
+        ("4 HGX H100", "h100", 8, 4),
+        ("Colab T4", "t4", 1, None),
+        ("kaggle 2xT4", "t4", 2, None),
+        # the cloud before it, and words between the numbers
+        ("lambda gpu_8x_h100_sxm5", "h100", 8, None),
+        ("AWS p5.48xlarge", "h100", 8, None),
+        ("2 nodes of 8 H100", "h100", 8, 2),
+        ("2 nodes x 8xA100-80GB", "a100-80", 8, 2),
+        ("1x5060 Ti 16GB", "rtx-5060-ti", 1, None),
+        ("4xRTX PRO 6000 Blackwell Max-Q", "rtx-pro-6000-max-q", 4, None),
+        ("2x2080", "rtx-2080", 2, None),
+        ("8xMI100", "mi100", 8, None),
     ],
 )
 def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | None) -> None:
@@ -215,7 +230,7 @@ def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | 
     ("text", "answer"),
     [
         ("7900xtx", "'rx-7900-xtx' is a card; say how many: 1xrx-7900-xtx or 8xrx-7900-xtx"),
-        ("9070xt", "no node '9070xt'"),
+        ("9060xt", "no node '9060xt'"),
         ("8xrtx9999", "no card 'rtx9999'"),
         ("9999xh100", "found 9999xh100; the number of cards of a node is from 1 to 1024"),
         ("0xh100", "found 0xh100; the number of cards of a node is from 1 to 1024"),
@@ -224,13 +239,21 @@ def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | 
         ("p7", "no node 'p7'"),
         # names of several cards, and of cards that do not ship
         ("8xV100s", "no card 'V100s'; say which: v100-16 or v100-32 or v100-pcie or v100s-pcie"),
-        ("RTX6000", "no node 'RTX6000'; say which: rtx-6000-ada or rtx-pro-6000"),
+        ("RTX6000", "say which: rtx-6000-ada or rtx-pro-6000 or rtx-pro-6000-max-q"),
         ("2 4070s", "no card '4070s'; say which: rtx-4070 or rtx-4070-super"),
         ("1x4070 TiS", "no card '4070 TiS'; say which: rtx-4070-ti or rtx-4070-ti-super"),
         ("DGX A100", "no node 'DGX A100'; say which: dgx-a100-40 or dgx-a100-80"),
         ("1xRTX 3080 12GB", "no card 'RTX 3080 12GB'"),
         ("1xRTX 4090 D", "no card 'RTX 4090 D'"),
-        ("1xTITAN", "no card 'TITAN'"),
+        ("1xTITAN", "no card 'TITAN'; say which: titan-rtx or titan-v"),
+        ("4 DGX A100", "no card 'DGX A100'; say which: dgx-a100-40 or dgx-a100-80"),
+        ("runpod a100", "no node 'a100'; say which: a100-40 or a100-80"),
+        # other makers
+        ("TPU v5e", "'TPU v5e' is no GPU of NVIDIA or AMD; name one, such as 1xh100"),
+        ("v5litepod-8", "is no GPU of NVIDIA or AMD"),
+        ("M3 Max", "is no GPU of NVIDIA or AMD"),
+        ("8xGaudi2", "'Gaudi2' is no GPU of NVIDIA or AMD"),
+        ("trn1.32xlarge", "is no GPU of NVIDIA or AMD"),
         ("g5g.xlarge", "no node 'g5g.xlarge'"),
     ],
 )
@@ -298,6 +321,11 @@ def test_a_card_of_several_memories_is_not_guessed() -> None:
         ("rtx-a4500", 94.6e12, 20, 640e9, None),
         ("rtx-4000-ada", 106.9e12, 20, 360e9, None),
         ("rtx-5000-ada", 261.1e12, 32, 576e9, None),
+        ("rtx-4500-ada", 158.5e12, 24, 432e9, None),
+        ("rtx-5060-ti", 47.4e12, 16, 448e9, None),
+        ("rtx-pro-5000", 258e12, 48, 1344e9, None),
+        ("mi100", 92.3e12, 32, 1228.8e9, None),
+        ("rx-9070-xt", 195e12, 16, 640e9, None),
         ("rtx-3070", 40.6e12, 8, 448e9, None),
         ("gh200", 989.5e12, 96, 4000e9, 450e9),
         ("gb200", 2500e12, 186, 8000e9, 900e9),
@@ -321,7 +349,13 @@ def test_published_figures(
 
 @pytest.mark.parametrize(
     ("name", "gib", "bandwidth"),
-    [("t4", 15, 256e9), ("a10g", 22.5, 480e9), ("k80", 11.25, 192e9), ("rtx-a6000", 48, 768e9)],
+    [
+        ("t4", 15, 256e9),
+        ("a2", 15, 160e9),
+        ("a10g", 22.5, 480e9),
+        ("k80", 11.25, 192e9),
+        ("rtx-a6000", 48, 768e9),
+    ],
 )
 def test_check_bits_take_memory_and_bandwidth(name: str, gib: float, bandwidth: float) -> None:
     """Drivers report 15,360 MiB for a T4 and 23,028 for an A10G, less what they hold."""

@@ -24,19 +24,23 @@ Kind = Literal["cards", "nodes"]
 Read = TypeVar("Read", "Card", "Node")
 MOST_DEVICES = 1024
 GiB = 2**30
-_TIMES = r"\s*[x\u00d7*:]\s*"
+_TIMES = r"\s*(?:[x\u00d7*:]|nodes?\s+(?:of|with|x)?)\s*"
 _COUNTED = (
     re.compile(rf"(?:gpu_)?(?P<count>\d{{1,4}})(?:{_TIMES}|[\s-]+|(?=[a-z]\w))(?P<name>.+)", re.I),
     re.compile(rf"(?P<name>.+?)(?<![rgdh][tg]){_TIMES}(?P<count>\d{{1,4}})", re.I),
 )
-"""A number of cards or nodes: `8xh100`, `8 H100`, `8h100`, `h100x8`, `H100:8`; the x of `rtx4090`
-and `dgx1` belongs to the name."""
+"""A number of cards or nodes: `8xh100`, `8 H100`, `8h100`, `h100x8`, `H100:8`, `2 nodes of 8 H100`;
+the x of `rtx4090` and `dgx1` belongs to the name."""
 _IGNORED = (
     r"nvidia|amd|geforce|quadro|tesla|instinct|radeon|blackwell|\b(?:gpu|card)s?\b|generation"
     r"|(?:workstation|server)?[ -]?edition|sxm\d?|hbm\d?e?|oam|nvlink|\bmega\b"
     r"|(?<=\d)[ -]?gi?bs?\b|(?<=[ -]\d\d)g\b|(?<=\ds)s\b"
 )
 """The maker, the socket, the kind of memory and its unit in the name of a card."""
+_OTHERS = re.compile(
+    r"tpu|v\d(?:e|p|litepod)\b|\bm\d\b|\bmac\b|trn\d|inf\d|gaudi|ascend|\barc\b|cpu"
+)
+"""Devices of other makers, and CPUs, in lower case."""
 _WORD = re.compile(r"rtx|gtx|rx|pro|pcie|super|ti(?=s?\b)|x(?=s\b)|[a-z]*\d+|[a-z]+")
 """A word of a card's name, also where no space separates it: `rtx4070tis` has four."""
 NEW_CARD = "rtx-a2000"
@@ -200,7 +204,7 @@ def nodes_of(machines: str) -> tuple[str, int | None]:
     The number is None for a node alone, such as `8xh100`.  More cards than the nodes that ship with
     them have are several of those: `32xh100` is 4 nodes.
     """
-    machines = machines.strip()
+    machines = re.sub(r"^(?:aws|azure|gcp|lambda|runpod)\s", "", machines.strip(), flags=re.I)
     if _is_node(machines):
         return machines, None
     counted = _cards_of(machines)
@@ -380,10 +384,14 @@ def _content(kind: Kind, name: str) -> Any:
             raise InputError("--on", f"there is no file {name!r}", "name one that is there")
         problem = f"there is no {kind.removesuffix('s')} {name!r}"
         like = _cards_with([word for word in _words(name) if word != "s"])
-        if kind == "nodes" and (plain := _plain_node(name)):
+        if (plain := _plain_node(name)) and (kind == "nodes" or plain.startswith("dgx")):
             like += [node for node in names("nodes") if _plain_node(node).startswith(plain)]
         if len(like) > 1:
             raise InputError("--on", problem, f"say which: {' or '.join(like)}")
+        if _OTHERS.search(name.lower()):
+            measured = "measure this machine by `shardmark doctor --network --write FILE`"
+            allowed = f"name one, such as 1xh100, or {measured}, and name the file"
+            raise InputError("--on", f"{name!r} is no GPU of NVIDIA or AMD", allowed)
         form = "COUNTxCARD such as 8xh100, " if kind == "nodes" else ""
         file = f"{re.sub(r'[^a-z0-9.-]+', '-', name.lower())}.yaml"
         allowed = (
