@@ -235,8 +235,9 @@ class Models:
         options = options.without_weights()
         if (key := repr(options)) not in self._built:
             self.notify("building the model")
-            workload = build_workload(self._with_data(options), recipe.seed)
-            self._built[key] = workload, build_on_meta(workload) or workload.build_model()
+            with _named_failures(options, "building its model"):
+                workload = build_workload(self._with_data(options), recipe.seed)
+                self._built[key] = workload, build_on_meta(workload) or workload.build_model()
         return self._built[key]
 
     def _data_bytes(self, options: WorkloadOptions, recipe: Recipe) -> int:
@@ -295,12 +296,12 @@ def without_flash(options: WorkloadOptions) -> WorkloadOptions:
 
 
 @contextmanager
-def _named_failures(options: WorkloadOptions) -> Iterator[None]:
+def _named_failures(options: WorkloadOptions, part: str = "a step of its model") -> Iterator[None]:
     """Turn errors of the user's model into an `InputError` that names the workload."""
     try:
         yield
     except ShardmarkError:
         raise
     except Exception as error:
-        message = f"a step of its model fails: {type(error).__name__}: {error}"
+        message = f"{part} fails: {type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(f"workload {options.name}", message, "make `run` work first") from error

@@ -323,6 +323,19 @@ def test_real_steps_are_of_few_samples_unless_a_batch_norm_refuses_one() -> None
     assert sizes == [1, 4, 8]
 
 
+def test_no_real_step_computes_in_fp16() -> None:
+    """CPUs take minutes for one; bf16 has the same bytes."""
+    types: set[torch.dtype] = set()
+
+    class Records(LooksAtValues):
+        def forward(self, inputs: Tensor) -> Tensor:
+            types.add(torch.get_autocast_dtype("cpu"))
+            return super().forward(inputs)
+
+    traced(Records, precision="fp16")
+    assert types == {torch.bfloat16}
+
+
 def test_large_models_take_no_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would fill the memory of the machine that plans."""
     monkeypatch.setattr("shardmark.predict.trace.trace.REAL_PARAMETERS", 0)

@@ -89,14 +89,19 @@ def replaced(owners: Iterable[object], name: str, value: object) -> Iterator[Non
             setattr(owner, name, original)
 
 
-def unpacked() -> AbstractContextManager[None]:
-    """Keep transformers from masking attention for samples that could be packed.
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Keep transformers from masking attention for samples that could be packed, and from caching.
 
     On fake tensors it cannot look; in a real step it finds one sample and uses causal kernels.
-    Packed documents have a mask of their own.
+    Packed documents have a mask of their own.  A later real step would get fakes from the cache.
     """
-    masking = sys.modules.get("transformers.masking_utils")
-    return replaced([masking], "find_packed_sequence_indices", lambda *_, **__: None)
+    masking, caches = map(
+        sys.modules.get, ("transformers.masking_utils", "transformers.pytorch_utils")
+    )
+    one_sample = replaced([masking], "find_packed_sequence_indices", lambda *_, **__: None)
+    with one_sample, replaced([caches], "is_torchdynamo_compiling", lambda: True):
+        yield
 
 
 def delta_rules(model: nn.Module) -> AbstractContextManager[None]:

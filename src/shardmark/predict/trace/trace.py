@@ -80,13 +80,14 @@ def traced(
     """
     if model is None and workload.equal_blocks:
         model = build_on_meta(workload)
+    precision = "bf16" if recipe.precision == "fp16" else recipe.precision  # CPUs are slow in fp16
     steps = partial(
         _steps,
         workload,
-        recipe.model_copy(update={"weights": "fp32"}),  # else those that are cast
+        recipe.model_copy(update={"weights": "fp32", "precision": precision}),
         device_type=device_type,
         activations=activations,
-        casts=AUTOCAST_DTYPES[recipe.precision] if casts else None,
+        casts=AUTOCAST_DTYPES[precision] if casts else None,
         flash=flash,
         routed=routed or flash,
     )

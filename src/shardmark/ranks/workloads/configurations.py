@@ -68,7 +68,7 @@ CLASSES: Mapping[str, str] = {
     "whisper": "AutoModelForSpeechSeq2Seq",
 }
 """Class of transformers by the type of a model that models no language, or has an encoder as well.
-It computes the loss, but that of DINOv3, whose loss is a mean of its features."""
+It computes the loss, but that of DINOv3 and of sound, whose loss is a mean of the outputs."""
 SOUND_SECONDS = 10
 """Length of their samples."""
 

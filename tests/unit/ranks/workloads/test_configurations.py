@@ -11,7 +11,9 @@ import torch
 from torch.utils.data import default_collate
 
 from shardmark.base.errors import InputError
+from shardmark.base.recipe import Recipe
 from shardmark.predict.model_name import named_model
+from shardmark.predict.models import Models
 from shardmark.predict.tasks.diffusers_model import DiffusersModel
 from shardmark.predict.tasks.transformers_model import TransformersModel
 from shardmark.ranks.workloads import build_workload, options
@@ -332,6 +334,25 @@ def test_models_that_predict_noise_train_on_random_latents(kind: str, tmp_path: 
         DiffusersModel(file_of({CLASS: "AutoencoderKL"}, tmp_path))
     with pytest.raises(ValueError, match="neither a causal nor a masked language model"):
         options({"name": "language", "model": "hf:black-forest-labs/FLUX.1-dev"})
+
+
+@pytest.mark.parametrize(("kind", "parameters"), [("wav2vec2", 0), ("rt_detr", 10**9)])
+def test_sound_takes_no_real_steps_and_detectors_do(
+    kind: str, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sound took a step of minutes on the CPU in fp16, with twice the memory; the real step of a
+    detector got fakes from a cache of transformers."""
+    monkeypatch.setattr("shardmark.predict.trace.trace.REAL_PARAMETERS", parameters)
+    name = file_of({"model_type": kind, **SMALL[kind]}, tmp_path)
+    recipe = Recipe(per_rank_batch=1, steps=1, precision="fp16")
+    profile = Models().profile(options(named_model(name).workload), recipe, steps="autocast")
+    assert profile.units
+
+
+def test_a_configuration_of_wrong_types_says_which_key(tmp_path: Path) -> None:
+    path = file_of({"model_type": "llama", "hidden_size": "768"}, tmp_path)
+    with pytest.raises(InputError, match="'hidden_size' expected int, got str"):
+        Models().profile(options(named_model(path).workload), Recipe(per_rank_batch=1, steps=1))
 
 
 def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:
