@@ -265,8 +265,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
         precision, overrides = "fp32", ["recipe.tf32=true", *overrides]
     for name in (options["model"], *kinds):
         path_of(name)  # refuses the home folder of an unknown user
-    same = ("batch", "sequence_length", "adapter", "reference_model", "stack")
-    as_given = (*same, "padding", "mean_length", "measured", *measured)
+    as_given = ("batch", "sequence_length", "adapter", "reference_model", "stack", "padding")
     return PlanRequest(
         subject=options["model"],
         machines=tuple(kinds),
@@ -278,7 +277,7 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
         search=options["search"] or options["write"] is not None,
         work=None if work is None else parse_amount(work) * (epochs or 1),
         work_unit="samples" if tokens is None else "tokens",
-        **{name: options[name] for name in as_given},
+        **{name: options[name] for name in (*as_given, "mean_length", "measured", *measured)},
     )
 
 

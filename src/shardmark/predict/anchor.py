@@ -81,6 +81,8 @@ ELSEWHERE = {
     *("on_broken", "augment", "loss_chunks"),
 }
 """Options of a task that hardly change the computation of a step."""
+PLAUSIBLE = 4
+"""Largest factor between a measured and a planned step that is no reason to doubt the former."""
 SHARED = 0.375
 """Power of a model's factor that another model has: most of its error is of the model itself."""
 
@@ -147,13 +149,21 @@ class Anchors:
         comparable = same_model or comparable
         first = min(comparable, key=lambda trial: (trial.devices, -trial.micro_batch))
         node, same_card = first.node, first.node.card == self._on.card
+        step = step_of(first.trial, self._models, node, self._constants)
         factors = calibrate_compute(
-            step_of(first.trial, self._models, node, self._constants),
+            step,
             first.step_seconds,
             first.micro_batch * (first.trial.workload.tokens_per_sample or 1),
             self._constants,
             Factors(),
         )
+        ratio = float(step.seconds(self._constants, 1.0, 1.0)[0]) / first.step_seconds
+        if node.card.device_type != "cpu" and not 1 / PLAUSIBLE < ratio < PLAUSIBLE:
+            doubt = (
+                f"{first.source} is {ratio:.2g} times the planned speed of {first.trial.strategy}"
+                f" with {first.trial.batch_per_step} samples a step; check --measured-batch"
+            )
+            self.doubts[f"Times are doubtful: {doubt}."] = None
         if not same_model:
             factors = Factors(compute=factors.compute**SHARED)
         self._note_use(first)

@@ -25,6 +25,7 @@ from shardmark.predict.hardware.catalogue import (
     nodes_of,
 )
 from shardmark.predict.memory import fit_of
+from shardmark.predict.model_name import as_usual
 from shardmark.predict.models import Models
 from shardmark.predict.request import PlanRequest
 from shardmark.ranks.costs import costs_of
@@ -99,9 +100,7 @@ def measured_number(request: PlanRequest, models: Models) -> Measured:
     if (count := len(request.machines) * len(request.nodes)) > 1:
         message = f"{text!r} does not say on which of {count} machines"
         raise InputError("--measured", message, f"add one, as in '{text} on {request.machines[0]}'")
-    trial, node = _measured_trial(request, models)
-    if match["strategy"]:
-        trial = trial.changed(strategy=StrategySpec(name=match["strategy"].lower()))
+    trial, node = _measured_trial(request, models, match["strategy"] or "")
     unit, divisor = match["unit"].lower(), match["per"].lower()
     tokens: float | None = trial.workload.tokens_per_sample
     size = (trial.world_size, trial.nodes)
@@ -125,10 +124,10 @@ def measured_number(request: PlanRequest, models: Models) -> Measured:
     return Measured(trial=trial, node=node, samples_per_second=rate, source=f"measured {text}")
 
 
-def _measured_trial(request: PlanRequest, models: Models) -> tuple[Trial, NodeType]:
+def _measured_trial(request: PlanRequest, models: Models, strategy: str) -> tuple[Trial, NodeType]:
     """Return the training that was measured on the machine of a request, and that machine.
 
-    On several devices it is by the first usual strategy whose memory suffices.
+    Without a strategy it is on several devices the first usual one whose memory suffices.
     """
     name, count = nodes_of(request.machines[0])
     nodes = count or request.nodes[0]
@@ -144,8 +143,10 @@ def _measured_trial(request: PlanRequest, models: Models) -> tuple[Trial, NodeTy
     if request.measured_batch:
         batch = {"global_batch": None, "per_rank_batch": request.measured_batch}
         cells = [cell.changed(recipe=cell.recipe.model_copy(update=batch)) for cell in cells]
-    if ranks == 1:
-        return cells[0].changed(strategy=StrategySpec(name="single"), world_size=1), node
+    if strategy or ranks == 1:
+        spec = StrategySpec(name=(strategy or "single").lower())
+        cells = [cells[0].changed(strategy=spec)]
+    cells = [*map(as_usual, cells)] if asked.assumed else cells
     sized = [cell.changed(world_size=ranks, nodes=nodes) for cell in cells]
     return next((cell for cell in sized if _fits(cell, node, models)), sized[-1]), node
 

@@ -65,6 +65,8 @@ ADAMW = {"name": "adamw", "lr": 1e-4, "weight_decay": 0.1}
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
 EACH_PASS = "reduce_each_pass"
 """Option of FSDP for accumulation: other programs reduce gradients in each micro-batch."""
+CASTS = "mixed_precision"
+"""Option of FSDP and ZeRO, which `run` leaves at autocast in fp16."""
 REFERENCES = (
     "no reference model or generation as in DPO or GRPO",
     "a frozen reference model in 16 bits, whose pass is not timed",
@@ -254,16 +256,19 @@ def strategies_of(devices: int, nodes: int, least_devices: int | None = None) ->
     return ["ddp", "zero-1", "zero-2", "zero-3", hybrid, "fsdp"]
 
 
-def reducing(cell: Trial, *, each_pass: bool = True) -> Trial:
-    """Return the cell with FSDP that reduces gradients in each micro-batch, or in the last one.
+def as_usual(cell: Trial) -> Trial:
+    """Return the cell with options of other programs where its strategy has none: FSDP reduces each
+    micro-batch's gradients, and FSDP and ZeRO cast parameters to fp16 as they do to bf16."""
+    usual: dict[str, Any] = {EACH_PASS: True} if cell.recipe.gradient_accumulation > 1 else {}
+    if cell.recipe.precision == "fp16" and cell.workload.casts_parameters:
+        usual[CASTS] = "native"
+    return with_strategy_options(cell, usual | cell.strategy.options)
 
-    The cell stays as it is without accumulation, or if its strategy has no such option.
-    """
-    strategy = cell.strategy
-    if cell.recipe.gradient_accumulation == 1 or not hasattr(cell.built_strategy, EACH_PASS):
-        return cell
-    options = strategy.options | {EACH_PASS: each_pass}
-    return cell.changed(strategy=strategy.model_copy(update={"options": options}))
+
+def with_strategy_options(cell: Trial, options: Mapping[str, Any]) -> Trial:
+    """Return the cell with those of the options that its strategy has."""
+    present = {name: options[name] for name in options if hasattr(cell.built_strategy, name)}
+    return cell.changed(strategy=cell.strategy.model_copy(update={"options": present}))
 
 
 def is_experiment(name: str) -> bool:

@@ -24,7 +24,7 @@ from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nod
 from shardmark.predict.intervals import RESIDUALS, Basis
 from shardmark.predict.measured import Measured, measured_number, measured_trials
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
-from shardmark.predict.model_name import ASSUMED_STEPS, EACH_PASS, reducing
+from shardmark.predict.model_name import ASSUMED_STEPS, EACH_PASS, as_usual, with_strategy_options
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
 from shardmark.predict.published import nearest_published
@@ -39,7 +39,7 @@ from shardmark.predict.request import PlanRequest
 from shardmark.predict.search.search import Search, searcher_of, winner_of
 from shardmark.predict.step import Factors, Step, StepTime, plan_step
 from shardmark.predict.timing import Constants, Stack
-from shardmark.ranks.trial import Trial
+from shardmark.ranks.trial import StrategySpec, Trial
 from shardmark.ranks.workloads.language.options import LanguageOptions
 
 HOUR_SECONDS = 3600.0
@@ -372,14 +372,10 @@ def _best_on_fewer(planners: Sequence[Planner], devices: int) -> Iterator[Predic
     while (devices := devices // 2) >= 1:
         cells = planners
         if devices == 1:
-            first = planners[0]
-            strategy = first.cell.strategy.model_copy(update={"name": "single", "options": {}})
-            cell = first.cell.changed(strategy=strategy, world_size=1, varied={})
-            cells = [replace(first, cell=cell)]
-        rows = [planner.row_on(devices) for planner in cells]
-        fitting = [row for row in rows if row.fit == "yes" and row.time is not None]
-        if fitting:
-            yield max(fitting, key=lambda row: row.work_per_second)
+            single = {"strategy": StrategySpec(name="single"), "world_size": 1, "varied": {}}
+            cells = [replace(planners[0], cell=planners[0].cell.changed(**single))]
+        if (best := _fastest([planner.row_on(devices) for planner in cells])) is not None:
+            yield best
 
 
 def _plan_on(
@@ -549,7 +545,7 @@ def planners_of(
 ) -> list[Planner]:
     """Return what predicts each cell of a resolved request on machines of one kind."""
     if request.assumed:
-        cells = [cell if EACH_PASS in cell.strategy.options else reducing(cell) for cell in cells]
+        cells = map(as_usual, cells)
     return [
         Planner(
             cell=cell,
@@ -619,8 +615,7 @@ def _faster_notes(
         if str(planner.cell.strategy) != fastest.label or planner.cell.recipe.channels_last:
             continue
         other = replace(planner, cell=CHANNELS_LAST.applied(planner.cell))
-        speeds = (row.work_per_second for row in other.rows(nodes) if row.fit == "yes")
-        gain = max(speeds, default=0.0) / (fastest.work_per_second or inf)
+        gain = _best_rate(other.rows(nodes)) / (fastest.work_per_second or inf)
         if gain > FASTER:
             yield f"{fastest.label} on {on}, {CHANNELS_LAST.setting}: {gain:.2f}x the speed."
         return
@@ -629,14 +624,16 @@ def _faster_notes(
 def _accumulation_notes(planners: Sequence[Planner], nodes: Sequence[int]) -> Iterator[str]:
     """Yield what both ways to reduce accumulated gradients need, for the last FSDP strategy."""
     for planner in reversed(planners):
-        cells = [reducing(planner.cell, each_pass=each_pass) for each_pass in (True, False)]
-        if cells[0].strategy == cells[1].strategy:
+        passes, options = planner.cell.recipe.gradient_accumulation, planner.cell.strategy.options
+        ways = (options | {EACH_PASS: each_pass} for each_pass in (True, False))
+        cells = [with_strategy_options(planner.cell, way) for way in ways]
+        if passes == 1 or cells[0].strategy == cells[1].strategy:
             continue
         every, once = ([*replace(planner, cell=cell).rows(nodes)][-1] for cell in cells)
         if every.memory is not None:
             yield (
-                f"{every.strategy} on {every.ranks} ranks accumulates"
-                f" {planner.cell.recipe.gradient_accumulation} micro-batches: {_needs(every)} if"
+                f"{every.strategy} on {every.ranks} ranks accumulates {passes} micro-batches:"
+                f" {_needs(every)} if"
                 f" each reduces its gradients (reduce_each_pass); {_needs(once)} if only the last"
                 " one does, and a rank holds full gradients until then."
             )
@@ -644,17 +641,16 @@ def _accumulation_notes(planners: Sequence[Planner], nodes: Sequence[int]) -> It
 
 
 def _needs(row: Prediction) -> str:
-    """Return, for example, `37.2 GiB for 9,000 tokens/s`."""
-    return f"{(row.device_bytes or 0.0) / GiB:.3g} GiB for {row.work_per_second:,.0f} {row.unit}/s"
+    """Return, for example, `37.2 GiB for 9,000 tokens/s`; the memory alone without a speed."""
+    speed_text = f" for {row.work_per_second:,.0f} {row.unit}/s" if row.time else ""
+    return f"{(row.device_bytes or 0.0) / GiB:.3g} GiB{speed_text}"
 
 
 def _published_notes(
     fastest: Prediction | None, node: NodeType, cells: Sequence[Trial]
 ) -> Iterator[str]:
     """Yield the published speed that is nearest to the fastest row that fits."""
-    if fastest is None:
-        return
-    published = nearest_published(
+    published = fastest and nearest_published(
         node.node.card,
         fastest.unit,
         cells[0].recipe.precision,
@@ -722,24 +718,21 @@ class Planner:
     def rows(self, nodes: Sequence[int]) -> Iterator[Prediction]:
         """Yield a row for each number of nodes, or one row if the strategy needs a single rank."""
         sizes = [(self.node.node.devices * count, count) for count in nodes]
-        reasons = {size: unsupported_reason(self.cell.built_strategy, *size) for size in sizes}
-        if all(reasons.values()) and unsupported_reason(self.cell.built_strategy, 1, 1) is None:
-            reasons = {(1, 1): None}
+        strategy = self.cell.built_strategy
+        if all(unsupported_reason(strategy, *size) for size in sizes):
+            sizes = sizes if unsupported_reason(strategy, 1, 1) else [(1, 1)]
         per_device = None if self.anchor is None else self.anchor.samples_per_second_per_device
-        for size, reason in reasons.items():
-            row = self._row(*size, reason)
+        for size in sizes:
+            row = self.row_on(*size)
             if per_device is None and row.samples_per_second is not None:
                 per_device = row.samples_per_second / row.devices
             if per_device is not None and row.time is not None:
                 row = replace(row, naive_samples_per_second=per_device * row.devices)
             yield row
 
-    def row_on(self, ranks: int) -> Prediction:
-        """Return the row of some devices of one node."""
-        return self._row(ranks, 1, unsupported_reason(self.cell.built_strategy, ranks, 1))
-
-    def _row(self, ranks: int, nodes: int, reason: str | None) -> Prediction:
-        cell = self.cell
+    def row_on(self, ranks: int, nodes: int = 1) -> Prediction:
+        """Return the row of some devices, of one node or several."""
+        cell, reason = self.cell, unsupported_reason(self.cell.built_strategy, ranks, nodes)
         layout = self.cell.built_strategy.layout(ranks, nodes) if reason is None else None
         shares = ranks if layout is None else layout.shares
         samples = cell.recipe.global_batch or (cell.recipe.per_rank_batch or 0) * shares

@@ -15,7 +15,7 @@ from shardmark.base.text import counted, listed
 from shardmark.experiment.matrix import unsupported_reason
 from shardmark.predict.hardware.catalogue import GiB, NodeType
 from shardmark.predict.memory import Fit, fit_of
-from shardmark.predict.model_name import adapter_of, reducing, strategies_of
+from shardmark.predict.model_name import adapter_of, as_usual, strategies_of
 from shardmark.predict.models import Models
 from shardmark.ranks.trial import StrategySpec, Trial
 from shardmark.ranks.workloads.language.options import LanguageOptions
@@ -315,7 +315,7 @@ def _combined(changes: Sequence[Change]) -> Change:
 def _compared(cell: Trial, devices: int) -> list[Trial]:
     """Return the cell with each strategy that a question about a model compares on one node."""
     specs = [StrategySpec(name=name) for name in strategies_of(devices, 1)]
-    return [reducing(cell.changed(strategy=spec)) for spec in specs]
+    return [as_usual(cell.changed(strategy=spec)) for spec in specs]
 
 
 def _more_nodes(sizes: _Sizes, nodes: int, change: Change) -> Remedy | None:

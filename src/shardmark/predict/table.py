@@ -285,7 +285,9 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     sizes = [*dict.fromkeys(_gib(row.card_bytes / 2**30) for row in rows)] or [""]
     prices = {f"{row.price_per_hour:g}": None for row in rows if row.price_per_hour is not None}
     at = f", each card at {listed([*prices])} dollars an hour" if prices else ""
-    notes = [f"hours, dollars: for {work}{at}.  GiB: of the card's {listed(sizes)}."]
+    has_speed = any(row.time is not None for row in rows)
+    spent = f"hours, dollars: for {work}{at}.  " if has_speed else ""
+    notes = [f"{spent}GiB: of the card's {listed(sizes)}."]
     if any(row.fit == "tight" for row in rows):
         notes[0] += "  tight: fits only if less than usual is lost to fragmentation."
     if not best_of_each and len(rows) < len(predicted):
@@ -306,7 +308,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
             f" those of the others.  Packed samples train {number(1 / useful)} times as many in a"
             " second."
         )
-    notes += [_range_note(plan), *_deviation_notes(rows)]
+    notes += [*([_range_note(plan)] if has_speed else []), *_deviation_notes(rows)]
     title = _title(plan, rows)
     columns = [*_names(rows), *_answer_columns(plan)]
     # Machines or numbers of ranks leave no room for the last column.

@@ -70,6 +70,15 @@ def test_the_answers_come_first_within_80_columns(printed: Printed, file: str) -
     assert "| ddp | 8 | yes |" in text
 
 
+def test_without_a_network_no_speed_is_said(printed: Printed) -> None:
+    passes = ("--batch", "4", "--set", "recipe.gradient_accumulation=4")
+    text = " ".join(printed("qwen3-8b", "--on", "2x4xa10", *passes, code=1).split())
+    assert "No speed could be predicted: --on: the network between nodes is not described" in text
+    assert "GiB if each reduces its gradients" in text
+    for of_speed in ("tokens/s", "hours", "interval"):
+        assert of_speed not in text
+
+
 def test_json_has_every_row_in_base_units(printed: Printed, file: str) -> None:
     document = json.loads(printed(file, "--on", "dgx-h100", "--nodes", "1,2", "--format", "json"))
     assert [answer["question"] for answer in document["answers"]] == ["fastest", "memory", "cost"]

@@ -16,6 +16,7 @@ from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.measured import measured_number
 from shardmark.predict.plan import Plan, make_plan
 from shardmark.predict.request import PlanRequest
+from tests import present
 from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.predict.made import MadeModels, made_profile
 
@@ -65,6 +66,25 @@ def test_a_speed_is_read_with_its_unit_and_machine(text: str, step_seconds: floa
     assert found.step_seconds == pytest.approx(step_seconds)
     assert found.micro_batch == 4
     assert ("8x" in text) == (found.devices % 8 == 0)
+
+
+def test_a_measured_speed_that_cannot_be_right_is_doubted_first() -> None:
+    """Such as steps of one sample that were taken for steps of four."""
+    (row, *_) = planned(None, "1xa100-80").rows
+    speed = present(row.samples_per_second) / 4
+    for factor, doubt in ((8, "is 8 times"), (1 / 8, "is 0.12 times"), (3, ""), (1 / 3, "")):
+        doubts = planned(f"{factor * speed:.6f} it/s", "1xa100-80").doubts
+        assert (doubt in str(doubts), len(doubts)) == (True, bool(doubt))
+        assert "--measured-batch" in str(doubts) or not doubt
+
+
+def test_a_measured_training_is_cast_as_the_planned_one() -> None:
+    for text in ("2 it/s on 8xv100-32 with zero-3", "2 it/s on 8xv100-32"):
+        trial = measured_number(asked(text, "8xv100-32"), MadeModels()).trial
+        assert trial.strategy.options.get("mixed_precision") == (
+            "native" if trial.strategy.name.startswith(("zero", "fsdp")) else None
+        )
+        assert ("with" in text) == (trial.strategy.name == "zero-3")
 
 
 def test_a_speed_without_a_machine_is_that_of_all_planned_nodes() -> None:

@@ -664,6 +664,26 @@ def test_accumulation_is_answered_for_both_ways_to_reduce() -> None:
     )
 
 
+def test_a_model_on_cards_without_bf16_is_cast_to_fp16_as_other_programs_do() -> None:
+    """An experiment runs as it says: fp16 under autocast, which keeps parameters in fp32."""
+    old, new = "8xv100-32", "8xh100"
+
+    def casting(on: str, *overrides: str, **options: Any) -> set[str]:
+        request = PlanRequest(
+            subject="hf:Qwen/Qwen3-8B", machines=(on,), overrides=overrides, **options
+        )
+        rows = make_plan(request, MadeModels()).rows
+        return {row.strategy for row in rows if "fp16 (native)" in str(row.own_mathematics)}
+
+    sharded = {"zero-1", "zero-2", "zero-3", "fsdp-grad-op", "fsdp"}
+    assert casting(old) == casting(new, precision="fp16") == sharded
+    assert casting(new) == set()
+    given = "matrix.strategy=[{name: fsdp, mixed_precision: autocast}, zero-3]"
+    assert casting(old, given) == {"zero-3"}
+    (row,) = planned(experiment(["fsdp"], precision="fp16"), "v100-32x8").rows
+    assert not row.own_mathematics
+
+
 def test_a_reference_model_is_held_as_parameters_are() -> None:
     """2 bytes of each parameter, which FSDP shards; the base of an adapter is its own reference."""
     options: dict[str, Any] = {"overrides": ["matrix.strategy=[ddp, fsdp]"]}

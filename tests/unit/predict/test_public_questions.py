@@ -59,6 +59,17 @@ def holds_speed(row: Prediction, samples_per_second: float) -> bool:
     return present(row.low_seconds) <= row.samples / samples_per_second <= present(row.high_seconds)
 
 
+@pytest.mark.usefixtures("_no_remedies")
+def test_6_billion_parameters_fit_on_t4_cards_with_offload() -> None:
+    """huggingface/transformers issue 13329: ZeRO-3 of GPT-J in fp16 with 12 of a T4's 16 GB and
+    100 GB of the host, 512 tokens at a time."""
+    recipe: dict[str, Any] = {"activation_checkpointing": True, "cpu_offload": True}
+    row = asked("EleutherAI/gpt-j-6b", "2xt4", "zero-3", tokens=512, **recipe)
+    assert row.fit == "yes"
+    assert present(row.device_bytes) < 12 * GB
+    assert row.host_bytes == pytest.approx(100 * GB, rel=0.1)
+
+
 def test_7_billion_parameters_do_not_fit_on_one_a100_with_80_gb() -> None:
     """meta-llama/llama-cookbook issue 413: out of memory without LoRA and quantization."""
     short: dict[str, Any] = {"workload.sequence_length": 512}
