@@ -428,11 +428,10 @@ def _plan_on(
     notes += _accumulation_notes(planners, nodes)
     best, winner = None, None
     if request.search:
-        anchor = None if anchors is None else anchors.anchor(cells[0])
-        factors = Factors() if anchor is None else anchor.factors
+        factors = Factors() if (anchor := planners[0].anchor) is None else anchor.factors
         try:
             searcher = searcher_of(
-                cells[0], node, nodes[-1], models, constants=constants, factors=factors
+                cells, node, nodes[-1], models, constants=constants, factors=factors
             )
             best = searcher.search(usable_bytes(node.card))
         except ShardmarkError as error:

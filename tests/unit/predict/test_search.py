@@ -13,13 +13,15 @@ from shardmark.experiment.load import load_experiment, to_yaml
 from shardmark.experiment.matrix import expand
 from shardmark.predict.hardware.catalogue import load_node
 from shardmark.predict.memory import rank_memory
+from shardmark.predict.plan import make_plan
 from shardmark.predict.profile import Profile
-from shardmark.predict.search.search import GAIN, Candidate, Searcher
+from shardmark.predict.request import PlanRequest
+from shardmark.predict.search.search import GAIN, Candidate, Search, Searcher
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.ranks.strategies import STRATEGIES
 from shardmark.ranks.strategies.base import Strategy
-from tests.unit.predict.made import made_profile
+from tests.unit.predict.made import MadeModels, made_profile
 from tests.unit.predict.test_plan import experiment, planned
 
 GiB = 2**30
@@ -156,3 +158,33 @@ def test_the_winner_is_an_experiment_to_run(tmp_path: Path) -> None:
     assert found == (best.mesh.data, best.mesh.shard, best.mesh.tensor, best.mesh.pipeline)
     nothing = planned(of, "t4x1", nodes="1", search=True)
     assert nothing.winner is None
+
+
+def test_a_search_casts_parameters_as_the_rows_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On cards without bf16 the rows of a model alone are those of FSDP's casts to fp16."""
+    made: list[Searcher] = []
+
+    def search(of: Searcher, _: float) -> Search:
+        made.append(of)
+        return Search(ranks=8, nodes=1, searched=0, seconds=0.0, front=())
+
+    monkeypatch.setattr(Searcher, "search", search)
+    for on in ("8xv100-32", "8xh100"):
+        request = PlanRequest(subject="hf:Qwen/Qwen3-8B", machines=(on,), search=True)
+        make_plan(request, MadeModels())
+    old, new = made
+    assert (old.casting, new.casting) == ("native", None)
+    fp16 = searcher().recipe.model_copy(update={"precision": "fp16"})
+    cast, automatic = (
+        {
+            (one.strategy, str(one.options.get("mesh")), one.micro_batch): one
+            for one in replace(searcher(), recipe=fp16, casting=casting).candidates()
+            if not (one.activation_checkpointing or one.cpu_offload)
+        }
+        for casting in ("native", None)
+    )
+    assert cast.keys() == automatic.keys()
+    for place, one in cast.items():
+        is_sharded = one.strategy in {"fsdp", "fsdp-grad-op", "fsdp-hybrid"}
+        assert one.options.get("mixed_precision") == ("native" if is_sharded else None)
+        assert (one.device_bytes < automatic[place].device_bytes) == is_sharded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +27,7 @@ from shardmark.predict.memory import (
     needed_bytes,
     peak_bytes,
 )
+from shardmark.predict.model_name import CASTS
 from shardmark.predict.models import Models, without_flash
 from shardmark.predict.profile import Profile
 from shardmark.predict.step import Column, Factors, Step, layout_column
@@ -94,6 +95,7 @@ class _Choice:
     """Micro-batches of a pipeline, or of gradient accumulation if there are no stages."""
     samples: int
     """Samples of a step for each share of the batch."""
+    casting: str | None
 
     @property
     def passes(self) -> int:
@@ -109,10 +111,11 @@ class _Choice:
             return LAYERED, options | ({"micro_batches": self.micro_batches} if staged else {})
         if mesh.shard == 1:
             return ("ddp" if mesh.ranks > 1 else "single"), {}
+        casting = {CASTS: self.casting} if self.casting else {}
         if mesh.data == 1:
-            return ("fsdp" if self.reshards else "fsdp-grad-op"), {}
+            return ("fsdp" if self.reshards else "fsdp-grad-op"), casting
         options = {"shard_group": mesh.shard, "reshard_after_forward": self.reshards}
-        return "fsdp-hybrid", options
+        return "fsdp-hybrid", options | casting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,7 @@ class Searcher:
     nodes: int
     constants: Constants
     factors: Factors
+    casting: str | None = None
 
     def search(self, room_bytes: float) -> Search:
         """Compare all layouts whose memory is at most `room_bytes`, by samples per second."""
@@ -195,12 +199,12 @@ class Searcher:
             # Gathered parameters may be freed only if there are shards, and no pipeline stages.
             frees = mesh.shard > 1 and mesh.pipeline == 1
             reshards_or_not = (True, False) if frees else (False,)
-            for reshards, checkpointed, offloaded, count in product(
+            for reshards, again, offloaded, count in product(
                 reshards_or_not, self.profiles, self._offloads(mesh), _divisors(samples)
             ):
-                has_size = (checkpointed, mesh.tensor, mesh.pipeline) in self.sizes
+                has_size = (again, mesh.tensor, mesh.pipeline) in self.sizes
                 if has_size and (mesh.pipeline == 1 or count >= mesh.pipeline):
-                    yield _Choice(mesh, reshards, checkpointed, offloaded, count, samples)
+                    yield _Choice(mesh, reshards, again, offloaded, count, samples, self.casting)
 
     def _meshes(self) -> Iterator[Mesh]:
         for tensor, pipeline in dict.fromkeys((t, p) for _, t, p in self.sizes):
@@ -273,7 +277,7 @@ CHECKPOINTING = (False, True)
 
 
 def searcher_of(
-    cell: Trial,
+    cells: Sequence[Trial],
     node: NodeType,
     nodes: int,
     models: Models,
@@ -281,7 +285,8 @@ def searcher_of(
     constants: Constants,
     factors: Factors,
 ) -> Searcher:
-    """Return a search over layouts of the cell's model and recipe; its strategy is ignored."""
+    """Return a search over layouts of the first cell's model and recipe, cast as in any cell."""
+    cell = max(cells, key=lambda one: CASTS in one.strategy.options)
     recipe = cell.recipe.model_copy(update={"gradient_accumulation": 1, "cpu_offload": False})
     recipes = {
         checkpointed: recipe.model_copy(update={"activation_checkpointing": checkpointed})
@@ -319,6 +324,7 @@ def searcher_of(
         nodes=nodes,
         constants=constants,
         factors=factors,
+        casting=cell.strategy.options.get(CASTS),
     )
 
 
