@@ -16,8 +16,10 @@ from shardmark.base.traffic import ELEMENT_BYTES
 from shardmark.ranks.workloads.model_building import seeded
 from shardmark.ranks.workloads.options import Adapter
 
-LINEAR = ("Linear", "Conv1D")
-"""Classes of linear layers; the second one is that of GPT-2 in transformers."""
+LINEAR = ("Linear", "Conv1D", "FalconLinear")
+"""Classes of linear layers; the others are those of GPT-2 and Falcon in transformers."""
+FUSED_OUTPUTS = ("falcon_h1", "nemotron_h")
+"""Model types whose `out_proj` is part of Mamba's kernel, so that peft refuses matrices there."""
 NF4_BYTES = (4 + 0.127) / 8
 """Bytes of a weight in 4 bits with double quantization (Dettmers et al., arXiv 2305.14314,
 section 3)."""
@@ -35,11 +37,8 @@ def add_adapter(
     parts = [model] if blocks is None else blocks
     names = _linear_layers(model, parts) if adapter.targets is None else [*adapter.targets]
     if not names:
-        raise InputError(
-            "workload.adapter.targets",
-            "null, and the model's blocks have no linear layer",
-            "name some layers",
-        )
+        problem = "null, and the model's blocks have no linear layer"
+        raise InputError("workload.adapter.targets", problem, "name some layers")
     config = LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a factor alone
@@ -74,7 +73,8 @@ def add_adapter(
 
 def _linear_layers(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
     inside = {module for block in blocks for module in block.modules()}
-    named = model.named_modules()
+    is_fused = getattr(getattr(model, "config", None), "model_type", None) in FUSED_OUTPUTS
+    named = [one for one in model.named_modules() if not (is_fused and one[0].endswith("out_proj"))]
     return [name for name, m in named if m in inside and type(m).__name__ in LINEAR]
 
 

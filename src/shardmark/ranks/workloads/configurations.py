@@ -39,7 +39,7 @@ VARIANTS = (
         "",
     ),
     (r"-(instruct|it|pt|chat|hf|coder|math|think(?:ing)?|reasoning|sft|dpo|preview|latest)\b", ""),
-    (r"(?<=\d[bm])-base\b|-base(?=-\d{4}\b|$)|-(\d+k|1m)\b|-v[01](\.\d+)+$|\.en$", ""),
+    (r"(?<=\d[bm])-base\b|-base(?=-\d{4}\b|$)|-(\d+k|1m)\b|-v[01](\.\d+)+$|\.en$|-deduped$", ""),
     (r"-(20\d\d-\d\d-\d\d|\d{6}|\d{4})\b", ""),  # a release's date
 )
 """Patterns, and their replacements, of what a copy's name in lower case has beside the name of the

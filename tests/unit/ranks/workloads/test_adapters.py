@@ -129,6 +129,19 @@ def test_weights_in_four_bits_compute_like_those_in_16_bits(model_fields: dict[s
     torch.testing.assert_close(of_one, of_other, rtol=0.05, atol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "layers", "parts"),
+    [("falcon-7b", 4 * 32, "query_key_value"), ("Falcon-H1-1.5B-Base", 8 * 24, "in_proj")],
+)
+def test_classes_of_linear_layers_of_their_own(name: str, layers: int, parts: str) -> None:
+    """Falcon has its own class, and the kernel of Mamba takes no matrices beside `out_proj`."""
+    model = f"hf:tiiuae/{name}"
+    trained = trained_names(build_on_meta(adapted(model=model, vocabulary=None)) or nn.Module())
+    assert len(trained) == 2 * layers
+    assert any(parts in one for one in trained)
+    assert not any("out_proj" in one for one in trained)
+
+
 def test_experts_are_in_four_bits() -> None:
     """Most of the weights of such a model."""
     for base, width in (("nf4", NF4_BYTES), ("bf16", 2)):
