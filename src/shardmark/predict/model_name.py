@@ -139,7 +139,7 @@ def experiment_of(
     sizes = str(options.get("model", "")).removeprefix(PREFIX)
     if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
-    workload = {**_software(model.workload, request, precision), **model.workload}
+    workload = {**model.workload, **_software(model.workload, request, precision)}
     if adapter is not None:
         workload["adapter"] = adapter_of(adapter, precision).model_dump()
         if workload["name"] not in ADAPTED:
@@ -167,6 +167,10 @@ def experiment_of(
         raise InputError("--set recipe.epochs", f"{name} comes without data", allowed)
     count = recipe.per_rank_batch or recipe.global_batch
     sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
+    chosen = experiment.workload.model_dump()
+    for key, size in (chosen | (chosen.get("options") or {})).items():
+        if key.endswith(("_size", "_length")) and key in options:
+            sample = re.sub(rf"\b{options[key]}\b", f"{size}", sample)
     pictures = "image" in model.sample
     is_picture_model = model.workload["name"] == "classification"
     named_otherwise = not name.endswith(sizes) and (sizes in shipped() or is_picture_model)
@@ -195,6 +199,8 @@ def _software(
 ) -> Mapping[str, Any]:
     """Return the options of a model of transformers that depend on the vintage of the software."""
     name = str(workload.get("model"))
+    if workload.get("task") == TRANSFORMERS_TASK and request.stack == "eager":
+        return {"options": {**workload["options"], "attention": "eager"}}
     if not name.startswith(PREFIX):
         return {}
     if request.stack == "eager":
@@ -347,12 +353,13 @@ def _of_pictures(name: str, size: int | None = None) -> NamedModel:
 def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
     model, stored = _stored(name)
     if CLASS in stored:
-        task = {"name": "own", "task": DIFFUSERS_TASK, "options": {"model": model}}
         pixels = LATENT_PIXELS * stored.get("sample_size", LATENT_SIZE)
         kind, batch = "image", 4 if stored.get("sample_size") else 1
         if frames := FRAMES.get(stored[CLASS]):
             kind, batch = f"video of {frames} frames", 1
         sample = f"{kind} of {pixels} x {pixels} as stored latents"
+        latents = {"model": model, "image_size": pixels}
+        task = {"name": "own", "task": DIFFUSERS_TASK, "options": latents}
         return NamedModel(workload=task, batch=batch, sample=sample)
     kind = stored.get("model_type", model.removeprefix(PREFIX))
     if kind in CLASSES:

@@ -12,6 +12,7 @@ from shardmark.base.errors import InputError
 from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.remedies import CHANGES, SMALLER_STATE, Change, fewer_samples
 from shardmark.predict.request import PlanRequest
+from shardmark.predict.tasks.transformers_model import TransformersModel
 from shardmark.ranks.workloads.language.options import LanguageOptions
 
 TASK = """
@@ -167,6 +168,28 @@ def test_only_optimizers_that_have_one_are_fused() -> None:
         question = about("hf:gpt2", overrides=[f"recipe.optimizer={{name: {name}}}"])
         (cell, *_), _ = cells_of_any_size(question.experiment)
         assert fused.applied(cell).recipe.optimizer.implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "sample"),
+    [
+        ("black-forest-labs/FLUX.1-dev", "workload.options.image_size=512", "1 image of 512 x 512"),
+        ("resnet50", "workload.image_size=96", "64 images of 96 x 96"),
+        ("Qwen/Qwen3-8B", "workload.sequence_length=1024", "1 sequence of 1024 tokens"),
+        ("whisper-small", "workload.options.target_length=64", "positions, and 64 of text"),
+    ],
+)
+def test_the_sample_has_the_size_that_was_set(name: str, key: str, sample: str) -> None:
+    assert sample in str(about(name, overrides=[key]).assumed)
+
+
+def test_old_programs_store_all_scores_of_attention() -> None:
+    """63 GB on an A100 for large-v3 with 4 samples, yeyupiaoling/Whisper-Finetune, issue 30."""
+    options = about("whisper-large-v3", stack="eager").experiment.workload.model_dump()["options"]
+    assert options["attention"] == "eager"
+    assert options["model"] == "hf:openai/whisper-large-v3"
+    model = TransformersModel("hf:openai/whisper-tiny", attention="eager").model()
+    assert model.config._attn_implementation == "eager"  # type: ignore[union-attr]
 
 
 def test_what_a_loss_in_pieces_saves_is_said() -> None:

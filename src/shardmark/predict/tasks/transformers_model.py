@@ -35,18 +35,23 @@ class TransformersModel:
     `sequence_length` is the number of tokens of a text that is encoded, and `target_length` that
     of one that is decoded: by default what T5's training by span corruption has, all positions of
     Whisper, and for others as many as are encoded.  Other inputs have the length and size that the
-    models were trained with.
+    models were trained with.  `attention` is `sdpa` or `eager`.
     """
 
     synthetic = True
     equal_blocks = True
 
     def __init__(
-        self, model: str, sequence_length: int = 512, target_length: int | None = None
+        self,
+        model: str,
+        sequence_length: int = 512,
+        target_length: int | None = None,
+        attention: str | None = None,
     ) -> None:
         require("transformers", needed_for=f"model {model}")
         from transformers import AutoConfig
 
+        self._attention = attention
         stored = dict(stored_configuration(model) or {})
         self._family = str(stored.pop("model_type", None))
         if self._family not in CLASSES:
@@ -80,7 +85,8 @@ class TransformersModel:
         import transformers
 
         auto_class: Any = getattr(transformers, CLASSES[self._family])
-        model: nn.Module = auto_class.from_config(self._config, dtype=torch.float32)
+        kernels = {"attn_implementation": self._attention}
+        model: nn.Module = auto_class.from_config(self._config, dtype=torch.float32, **kernels)
         if not self._tied:  # transformers ties those of T5 always
             model.lm_head = nn.Linear(self._config.d_model, self._config.vocab_size, bias=False)
         return model

@@ -181,6 +181,7 @@ REFUSED = (
     "microsoft/deberta-base",
     "someone/llava-v1.6-vicuna-7b-hf",
     "Qwen/Qwen3-Embedding-8B",
+    "mistral-small",
     "Salesforce/blip2-flan-t5-xl",
     "state-spaces/mamba-7b",
     "openai/gpt-oss-7b",
