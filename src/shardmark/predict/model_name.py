@@ -103,6 +103,10 @@ SIZE_IN_NAME = re.compile(
 )
 """Names of torchvision and timm that end with the size of the images; other numbers at the end of
 a name are widths, as in regnetx_320 and mobilenetv3_large_100."""
+DETECTOR_SIDE = 923
+"""Side of a square with the area of COCO's usual images, of which torchvision makes 800 x 1,066."""
+DETECTOR_SIDES = {"fasterrcnn_mobilenet_v3_large_320_fpn": 370, "fcos_resnet18_fpn": 128}
+"""The same of detectors for smaller images."""
 PICTURES = re.compile(r"(beit|convnext(v2)?|deit|efficientnet|regnet|resnet|swin(v2)?|vit)-.*")
 """Names at Hugging Face of models that torchvision or timm have, with as many parameters."""
 PRETRAINED = re.compile(r"-(pt|ft|in)?\d+k\b")
@@ -166,19 +170,24 @@ def experiment_of(
         allowed = "give --samples NUMBER --epochs NUMBER"
         raise InputError("--set recipe.epochs", f"{name} comes without data", allowed)
     count = recipe.per_rank_batch or recipe.global_batch
-    sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
+    sample, kind = model.sample, model.workload["name"]
     chosen = experiment.workload.model_dump()
     for key, size in (chosen | (chosen.get("options") or {})).items():
         if key.endswith(("_size", "_length")) and key in options:
             sample = re.sub(rf"\b{options[key]}\b", f"{size}", sample)
+    if f" {DETECTOR_SIDE} x " in sample:
+        sample += " (COCO's mean; a batch can have twice as many pixels)"
+    sample = sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", sample)
     pictures = "image" in model.sample
-    is_picture_model = model.workload["name"] == "classification"
-    named_otherwise = not name.endswith(sizes) and (sizes in shipped() or is_picture_model)
+    is_partly_frozen = kind == "detection" and bool(getattr(experiment.workload, "weights", None))
+    has_library_name = sizes in shipped() or kind == "classification"
+    named_otherwise = not name.endswith(sizes) and has_library_name
     parts = [
         *([f"the sizes of {sizes}"] if named_otherwise else []),
         f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step"
         f"{f' in {passes} micro-batches' if passes > 1 else ''}",
         *(["products in TF32"] if recipe.tf32 and recipe.precision == "fp32" else []),
+        *(["first layers of its backbone frozen"] if is_partly_frozen else []),
         *(["loaders that keep up"] if pictures else []),
         *(["no channels_last"] if pictures and not recipe.channels_last else []),
         _optimizer(recipe.optimizer),
@@ -189,7 +198,7 @@ def experiment_of(
         parts.append(_pieces(experiment.workload, of_gpu // passes))
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
-    if model.workload["name"] == "language":
+    if kind == "language":
         parts.append(REFERENCES[request.reference_model * (1 + (adapted is not None))])
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
 
@@ -298,8 +307,10 @@ def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
         return _of_transformers(name, sequence_length)
     detectors = options_class("detection").models
     if name in detectors:
-        workload = {"name": "detection", "model": name}
-        return NamedModel(workload=workload, batch=2, sample="image", optimizer=SGD)
+        side = DETECTOR_SIDES.get(name, DETECTOR_SIDE)
+        workload = {"name": "detection", "model": name, "weights": "imagenet", "min_size": side}
+        image = f"image of {side} x {side}"
+        return NamedModel(workload=workload, batch=2, sample=image, optimizer=SGD)
     try:
         check_model_name(name)
     except ValueError as error:

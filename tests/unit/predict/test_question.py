@@ -39,7 +39,12 @@ def about(name: str, *machines: str, **options: Any) -> PlanRequest:
     [
         ("resnet50", {"name": "classification", "model": "resnet50", "image_size": 224}, 64),
         ("timm:vit_tiny_patch16_224", {"model": "timm:vit_tiny_patch16_224"}, 64),
-        ("fasterrcnn_resnet50_fpn", {"name": "detection"}, 2),
+        (
+            "fasterrcnn_resnet50_fpn",
+            {"name": "detection", "weights": "imagenet", "min_size": 923},
+            2,
+        ),
+        ("fasterrcnn_mobilenet_v3_large_320_fpn", {"name": "detection", "min_size": 370}, 2),
         ("maskrcnn_swin_t_fpn", {"name": "detection", "model": "maskrcnn_swin_t_fpn"}, 2),
         ("hf:Qwen/Qwen3-8B", {"name": "language", "sequence_length": 4096}, 1),
         ("Qwen/Qwen3-8B/", {"model": "hf:Qwen/Qwen3-8B", "dataset": "random"}, 1),
@@ -104,6 +109,16 @@ def test_both_sides_of_an_encoder_and_decoder_are_assumed(
     chosen = question.experiment.workload.model_dump()["options"]
     assert chosen == {"model": name, **options}
     assert assumed in str(question.assumed)
+
+
+def test_images_of_a_detector_are_those_of_coco() -> None:
+    assumed = str(about("fasterrcnn_resnet50_fpn").assumed)
+    assert "2 images of 923 x 923 (COCO's mean; " in assumed
+    assert "first layers of its backbone frozen" in assumed
+    others = ("workload.min_size=600", "workload.weights=null")
+    changed = str(about("fasterrcnn_resnet50_fpn", overrides=others).assumed)
+    assert "2 images of 600 x 600 a GPU" in changed
+    assert "frozen" not in changed
 
 
 def test_machines_choose_strategies_and_precision() -> None:

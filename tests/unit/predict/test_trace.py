@@ -65,7 +65,7 @@ class LooksAtValues(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = blocks()
+        self.layers: Any = blocks()
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.layers(inputs)
@@ -334,6 +334,27 @@ def test_no_real_step_computes_in_fp16() -> None:
 
     traced(Records, precision="fp16")
     assert types == {torch.bfloat16}
+
+
+def test_a_real_step_computes_no_large_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor takes minutes for the convolutions of a detector in 16 bits."""
+    outputs: list[Tensor] = []
+
+    class Convolves(LooksAtValues):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = convolutional()
+            self.layers[2].register_forward_hook(lambda *values: outputs.append(values[-1]))
+
+    computed = traced(Convolves)
+    assert outputs[-1].abs().max() > 0.1
+    monkeypatch.setattr("shardmark.predict.trace.step_trace.MOST_FLOPS", 0)
+    invented = traced(Convolves)
+    assert outputs[-1].abs().max() < 0.1
+    assert invented == computed
+    kinds = {operation.kind for unit in invented.units for operation in unit.forward}
+    assert "convolution" in kinds
+    assert "convolution_3x3" not in kinds, "the sizes of a detector's images vary"
 
 
 def test_large_models_take_no_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.extras.detection.options import PUBLISHED
+from shardmark.extras.detection.options import PUBLISHED, RANDOM
 from shardmark.ranks.workloads.model_building import construct, seeded, user_function
 from shardmark.ranks.workloads.models import is_user_function
 from shardmark.ranks.workloads.trained_weights import UNTRAINED, address, ensure, misfit, path, read
@@ -47,12 +48,33 @@ def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: i
     with seeded(seed):
         if options.weights is None:
             model = _construct(options, outputs=len(classes) + 1)
+        elif options.weights == RANDOM:
+            of_trained = options.model_copy(update={"weights": "imagenet"})
+            with _unread_weights():
+                model = _construct(of_trained, outputs=len(classes) + 1)
         elif options.weights in PUBLISHED:
             model = _from_published(options, options.weights, classes)
         else:
             model = _from_file(options, Path(options.weights).expanduser(), classes)
     model.train()  # a user's method may return nothing
     return model
+
+
+@contextmanager
+def _unread_weights() -> Iterator[None]:
+    """Let torchvision build the model that trained weights would have, and read no file."""
+    from torchvision.models import WeightsEnum
+
+    skip = {"get_state_dict": lambda *_, **__: {}, "load_state_dict": lambda *_, **__: None}
+    owners = {"get_state_dict": WeightsEnum, "load_state_dict": nn.Module}
+    originals = {name: getattr(owner, name) for name, owner in owners.items()}
+    for name, owner in owners.items():
+        setattr(owner, name, skip[name])
+    try:
+        yield
+    finally:
+        for name, owner in owners.items():
+            setattr(owner, name, originals[name])
 
 
 def _from_published(options: DetectionOptions, weights: str, classes: Sequence[str]) -> nn.Module:

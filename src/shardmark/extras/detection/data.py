@@ -189,17 +189,16 @@ def check(options: DetectionOptions) -> int:
     published = PUBLISHED.get(options.weights or "")
     if published is not None:
         ensure(published[options.model], download=options.download)
-    elif options.weights is not None:
+    elif options.weights_file is not None:
         allowed = "null, coco, imagenet, or a file with the model's state dictionary"
-        check_file(options.weights, allowed)
+        check_file(options.weights_file, allowed)
     return options.training_samples or len(data.training)
 
 
 def paths(options: DetectionOptions) -> tuple[Path, ...]:
     """Annotation files, image folders, and the user's weights."""
     folder = _folder(options)
-    by_path = options.weights is not None and options.weights not in PUBLISHED
-    weights = [Path(str(options.weights)).expanduser()] if by_path else []
+    weights = [Path(file).expanduser() for file in (options.weights_file,) if file is not None]
     return (*_find(folder, "train"), *_find(folder, "val"), *weights)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -50,6 +50,9 @@ PUBLISHED: dict[str, dict[str, str]] = {
     },
 }
 """Value of `workload.weights` -> detector -> NAME-HASH, with the first digits of the SHA-256."""
+
+RANDOM = "random"
+"""Value of `weights` of a plan: the same frozen layers and norms as with a published file."""
 
 
 DETECTORS: dict[str, str] = {
@@ -111,6 +114,16 @@ class DetectionOptions(PictureOptions):
     """`flip`: flip half of the images horizontally, drawn from the seed."""
     pictures_without_objects: Literal["keep", "drop"] = "keep"
     """`drop` leaves images without an object to learn out of training."""
+
+    @property
+    def weights_file(self) -> str | None:
+        """The user's own file of weights."""
+        return None if self.weights in {RANDOM, *PUBLISHED} else self.weights
+
+    def without_weights(self) -> Self:
+        """Return options whose model has random weights, and as many frozen layers as before."""
+        weights = None if self.weights is None or self.weights_file else RANDOM
+        return self.model_copy(update={"weights": weights, "download": False})
 
     def optional_modules(self) -> dict[str, str]:
         modules = ("faster_coco_eval", "torchvision", "PIL")  # the first one names the widest extra

@@ -104,13 +104,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return torch.device("meta") if mode.in_kernel_invocation else device
             return function(*args, **(kwargs or {}))
         self.before_operation()
-        outputs = function(*args, **(kwargs or {}))
+        outputs = self.result(function, args, kwargs or {})
         self.add(tensors_of(outputs))
         self.after_operation(function, args, kwargs or {}, outputs)
         return outputs
 
     def before_operation(self) -> None:
         """Called before each operation."""
+
+    def result(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operation computes."""
+        return function(*args, **kwargs)
 
     def after_operation(self, function: Any, args: Any, kwargs: Any, outputs: Any) -> None:
         """Called after each operation."""

@@ -188,7 +188,12 @@ def _steps(
         if fake is not None:
             batch = with_tensors(batch, fake.from_tensor)
         sharding = None if styled is None else TensorSharding(styled, activations)
-        step = StepTrace(model, blocks, batch, recipe, device_type=device_type, sharding=sharding)
+        step = StepTrace(
+            *(model, blocks, batch, recipe),
+            device_type=device_type,
+            sharding=sharding,
+            on_real_tensors=fake is None,
+        )
         kernels = gpu_kernels() if device_type == "cuda" and fake else nullcontext()
         seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
         limits = unpacked() if fake else at_their_limits(model)

@@ -295,6 +295,19 @@ def test_weights_are_stored_where_torch_looks(
     assert trained_weights.path(FILE) == Path(torch.hub.get_dir()) / "checkpoints" / f"{FILE}.pth"
 
 
+@pytest.mark.parametrize("weights", ["coco", "imagenet"])
+def test_a_plan_needs_no_file_of_weights_for_the_same_frozen_layers(weights: str) -> None:
+    place(PUBLISHED["imagenet"][MOBILE], constants(get_model("mobilenet_v3_large")))
+    chosen = options(Path("nowhere"), model=MOBILE, weights=weights, trainable_backbone_layers=1)
+    model = build_detector(chosen.without_weights(), classes=CLASSES, seed=0)
+    expected = build(MOBILE, weights="imagenet", trainable_backbone_layers=1)
+    assert str(model) == str(expected)
+    trains = [{n: p.requires_grad for n, p in m.named_parameters()} for m in (model, expected)]
+    assert trains[0] == trains[1]
+    assert set(trains[0].values()) == {False, True}
+    assert chosen.model_copy(update={"weights": "mine.pth"}).without_weights().weights is None
+
+
 def test_backbone_is_loaded_with_imagenet_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         trained = get_model("resnet18")
