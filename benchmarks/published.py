@@ -79,9 +79,12 @@ REFUSED = (
     ),
     (r"lora", "which parameters it trains is not stated"),
     (r"custom|dinov2|mlp, ", "it is no model that a question names"),
-    (r"detect|segment", "a trace of its detector takes real steps"),
+    (r"tensorpack|simpledet|caffe2|matterport", "its framework is not PyTorch"),
     (r"paged|cumulative: baseline|activation offloading|8-bit", "it pads, pages or offloads"),
-    (r"pytorch loader|unpadded|host/io affected", "its source says that its data loader bounds it"),
+    (
+        r"pytorch loader|unpadded|host/io affected|input pipeline",
+        "its source says that its data loader bounds it",
+    ),
     (r"lamb.* 512 ", "its batches are of samples of like lengths"),
     (r"under torch\.profiler", "its source times it under a profiler"),
     (r"is per rank or global", "it does not state whether its speed is that of one GPU"),
@@ -111,6 +114,17 @@ PICTURES = (
     (r"vit.?(base|b).*32", "vit_b_32"), (r"vit.?(large|l).*16", "vit_l_16"),
 )  # fmt: skip
 """Names of picture models by patterns of those in the rows."""
+DETECTORS = (
+    (r"faster.*(r_?50|resnet-50).fpn", "fasterrcnn_resnet50_fpn"),
+    (r"faster.*r_101_fpn", "fasterrcnn_resnet101_fpn"),
+    (r"faster.*mobilenetv3-large fpn", "fasterrcnn_mobilenet_v3_large_fpn"),
+    (r"faster.*mobilenetv3-large 320", "fasterrcnn_mobilenet_v3_large_320_fpn"),
+    (r"mask.*(r_?50|resnet-50).fpn", "maskrcnn_resnet50_fpn"),
+    (r"retinanet.*(r_50|resnet-50).fpn", "retinanet_resnet50_fpn"),
+)
+"""Detectors of torchvision by patterns of names in the rows."""
+JITTERED_SIDE = 831
+"""Side of a square with the area of images of 3 to 4 whose shorter side is 640 to 800 pixels."""
 SIZES = {"efficientnet_b4": 380}
 """Pixels of pictures that a source does not state, if they are not the model's usual ones."""
 TEXTS = (
@@ -339,6 +353,13 @@ def _model(row: dict[str, str]) -> tuple[list[str], int, bool]:
         length = ["--sequence-length", str(sequence)] if sequence > 1 else []
         asked = [shlex.split(row["question"])[0], *length]
         return [*asked, *(["--stack", row["stack"]] if row["stack"] else [])], sequence, False
+    if re.search(r"detect|segment", row["task"].lower()):
+        detector = next((other for pattern, other in DETECTORS if re.search(pattern, name)), None)
+        if detector is None:
+            raise ValueError("it is no detector of torchvision")
+        jittered = "640-800" in row["seq_len_or_image"]
+        smaller = ["--set", f"workload.min_size={JITTERED_SIDE}"] if jittered else []
+        return [detector, *smaller], 1, False
     prefix = "timm:" if "pytorch-image-models" in row["source"] else ""
     picture = next((o for p, o in PICTURES if not prefix and re.search(p, name)), None)
     if picture or prefix or re.search(r"classification( \(|$| i| c)", row["task"].lower()):

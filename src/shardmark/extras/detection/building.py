@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -49,32 +49,18 @@ def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: i
         if options.weights is None:
             model = _construct(options, outputs=len(classes) + 1)
         elif options.weights == RANDOM:
-            of_trained = options.model_copy(update={"weights": "imagenet"})
-            with _unread_weights():
-                model = _construct(of_trained, outputs=len(classes) + 1)
+            from torchvision.models import WeightsEnum
+
+            trained = options.model_copy(update={"weights": "imagenet"})
+            reads = patch.object(WeightsEnum, "get_state_dict")
+            with reads, patch.object(nn.Module, "load_state_dict"):  # no file is read
+                model = _construct(trained, outputs=len(classes) + 1)
         elif options.weights in PUBLISHED:
             model = _from_published(options, options.weights, classes)
         else:
             model = _from_file(options, Path(options.weights).expanduser(), classes)
     model.train()  # a user's method may return nothing
     return model
-
-
-@contextmanager
-def _unread_weights() -> Iterator[None]:
-    """Let torchvision build the model that trained weights would have, and read no file."""
-    from torchvision.models import WeightsEnum
-
-    skip = {"get_state_dict": lambda *_, **__: {}, "load_state_dict": lambda *_, **__: None}
-    owners = {"get_state_dict": WeightsEnum, "load_state_dict": nn.Module}
-    originals = {name: getattr(owner, name) for name, owner in owners.items()}
-    for name, owner in owners.items():
-        setattr(owner, name, skip[name])
-    try:
-        yield
-    finally:
-        for name, owner in owners.items():
-            setattr(owner, name, originals[name])
 
 
 def _from_published(options: DetectionOptions, weights: str, classes: Sequence[str]) -> nn.Module:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map  # torch has no public one
+from torch.utils._pytree import tree_map_only  # torch has no public one
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from shardmark.base.recipe import Recipe
@@ -96,10 +96,6 @@ def flops_of(
     return round(flops * min(1.0, pairs / length**2))
 
 
-def _on_meta(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, Tensor) else value
-
-
 class CompiledCode:
     """Blocks that are compiled, or the full model: a compiler saves few of their results.
 
@@ -168,7 +164,7 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
     ) -> None:
         self._sharding = sharding
         self._invents = on_real_tensors
-        self._numbers = 0.01 * torch.randn(2**16, generator=torch.Generator().manual_seed(0))
+        self._numbers = 0.01 * torch.randn(2**20, generator=torch.Generator().manual_seed(0))
         self._device_type = device_type
         self._repeats_forward = recipe.activation_checkpointing is True
         self._chains = Chains()
@@ -269,20 +265,18 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
         A CPU takes minutes for a detector's convolutions in 16 bits, which change no shapes.
         """
         if self._invents and function.overloadpacket in FLOPS:
-            empty = tree_map(_on_meta, (args, kwargs))
+            empty = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
             outputs = function(*empty[0], **empty[1])
             if flops_of(function, args, kwargs, outputs) > MOST_FLOPS:
-                return tree_map(self._random, outputs)
+                return tree_map_only(Tensor, self._random, outputs)
         return super().result(function, args, kwargs)
 
-    def _random(self, output: Any) -> Any:
-        """Return a tensor like `output` with small numbers, which repeat: to draw them takes long."""
-        if not isinstance(output, Tensor):
-            return output
+    def _random(self, output: Tensor) -> Tensor:
+        """Return a tensor like `output` of small numbers that repeat: drawing all takes long."""
         real = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype)
         flat = real.as_strided((real.untyped_storage().nbytes() // real.itemsize,), (1,))
-        for part in flat.split(2**24):
-            part.copy_(self._numbers.repeat(-(-len(part) // len(self._numbers)))[: len(part)])
+        for part in torch.split(flat, len(self._numbers)):
+            part.copy_(self._numbers[: len(part)])
         return real
 
     def after_operation(self, function: Any, args: Any, kwargs: Any, outputs: Any) -> None:

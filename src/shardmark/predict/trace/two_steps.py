@@ -146,8 +146,9 @@ def _operations(
     if [work.kind for work in works[0]] != [work.kind for work in works[1]]:
         works = [_sums(of_step) for of_step in works]
     counts = Counter(
-        (b.kind, line(a.flops, b.flops), line(a.bytes, b.bytes), b.calls)
+        (b.kind, line(a.flops, b.flops), line(a.bytes, b.bytes), max(a.calls, b.calls))
         for a, b in zip(*works, strict=True)
+        if a.calls or b.calls
     )
     line.operations[key] = tuple(
         Operation(
