@@ -12,8 +12,7 @@ from shardmark.base.errors import DataError, InputError, ShardmarkError
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import stored_element_bytes
-from shardmark.predict.hardware.catalogue import NodeType
-from shardmark.predict.memory import RankMemory, computes_natively, rank_memory, usable_bytes
+from shardmark.predict.memory import RankMemory, computes_natively, rank_memory
 from shardmark.predict.profile import Profile
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import Cell
@@ -51,6 +50,8 @@ class Models:
         # By the text of the options, which cannot be hashed.
         self._built: dict[str, tuple[Workload, nn.Module]] = {}
         self._profiles: dict[tuple[object, ...], dict[str, Profile | None]] = {}
+        self._state_bytes: dict[str, float] = {}
+        self._bare: dict[str, Profile] = {}
         self._samples: dict[str, int | None] = {}
         self._checked: set[tuple[int, str, int, int]] = set()
 
@@ -146,14 +147,25 @@ class Models:
         by_update[update] = profile
         return profile
 
-    def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
+    def profile_of(
+        self,
+        cell: Trial,
+        world_size: int,
+        nodes: int,
+        *,
+        device_type: str,
+        runs: bool = True,
+    ) -> Profile:
         """Profile a cell, with the activation traffic of a strategy that shards or cuts layers.
 
+        Unless it `runs`, no step is traced: the profile has the parameters of each block.
         Raises `StrategyUnavailable` for a model that the strategy cannot train.
         """
         strategy = cell.built_strategy
         costs = cost_model(strategy)
         self.check(cell, world_size, nodes)
+        if not runs:
+            return self.untraced(cell)
         casts = computes_natively(strategy, cell.recipe)
         profile = self.profile(
             cell.workload,
@@ -170,27 +182,40 @@ class Models:
         traffic = self.activation_traffic(cell, world_size, nodes)
         return replace(profile, size=replace(profile.size, **traffic))
 
-    def memory_of(
-        self, cell: Trial, world_size: int, nodes: int, *, device_type: str
-    ) -> RankMemory:
-        """Predict the memory of the rank that holds most.  Raises `ShardmarkError`."""
-        profile = self.profile_of(cell, world_size, nodes, device_type=device_type)
+    def memory_of(self, cell: Trial, world_size: int, nodes: int, **options: Any) -> RankMemory:
+        """Predict the memory of the rank that holds most; `options` are those of `profile_of`.
+
+        Raises `ShardmarkError`.
+        """
+        profile = self.profile_of(cell, world_size, nodes, **options)
         strategy, recipe = cell.built_strategy, cell.recipe
         return rank_memory(
-            profile, strategy, recipe, world_size, nodes=nodes, device_type=device_type
+            profile, strategy, recipe, world_size, nodes=nodes, device_type=options["device_type"]
         )
 
-    def state_exceeds(self, cell: Trial, node: NodeType, nodes: int) -> bool:
-        """True if the model's state is larger than the memory of all devices, which hold it."""
+    def state_exceeds(self, cell: Trial, room_bytes: float) -> bool:
+        """True if the model's state is larger than the room of all devices, which hold it."""
         from shardmark.predict.trace.optimizers import model_state_bytes
 
         if cell.recipe.cpu_offload:
             return False
-        with suppress(ShardmarkError), _named_failures(cell.workload):
-            workload, model = self._model(cell.workload, cell.recipe)
-            held_bytes = model_state_bytes(model, workload.blocks(model), cell.recipe)
-            return held_bytes > node.node.devices * nodes * usable_bytes(node.card)
-        return False
+        if (key := _state_of(cell)) not in self._state_bytes:
+            self._state_bytes[key] = 0.0
+            with suppress(ShardmarkError), _named_failures(cell.workload):
+                workload, model = self._model(cell.workload, cell.recipe)
+                held_bytes = model_state_bytes(model, workload.blocks(model), cell.recipe)
+                self._state_bytes[key] = held_bytes
+        return self._state_bytes[key] > room_bytes
+
+    def untraced(self, cell: Trial) -> Profile:
+        """Return a profile with the parameters of each block and no operations."""
+        from shardmark.predict.trace.trace import untraced
+
+        if (key := _state_of(cell)) not in self._bare:
+            with _named_failures(cell.workload):
+                workload, model = self._model(cell.workload, cell.recipe)
+                self._bare[key] = untraced(workload, cell.recipe, model)
+        return self._bare[key]
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""
@@ -284,6 +309,11 @@ class Models:
         return options.model_copy(
             update={**changes, "dataset": "random", "download": False, "loader_workers": 0}
         )
+
+
+def _state_of(cell: Trial) -> str:
+    """Return a key of what the state of a cell's model depends on."""
+    return f"{cell.workload!r}, {cell.recipe.optimizer!r}, {cell.recipe.weights}"
 
 
 def without_flash(options: WorkloadOptions) -> WorkloadOptions:

@@ -259,6 +259,8 @@ class Plan:
         return COMPARED_WORK[self.unit]
 
 
+TOO_LARGE = "weights, gradients and optimizer state alone need more than the memory of all cards"
+"""Reason for no trace, so that `device_bytes` counts these alone."""
 FASTER = 1.05
 """Least ratio of speeds that is worth a note."""
 TIE = 0.01
@@ -412,7 +414,8 @@ def _plan_on(
     )
     cells = [planner.cell for planner in planners]
     assumed, may_recompute = request.assumed, _may_recompute(request)
-    large = may_recompute and models.state_exceeds(cells[0], node, nodes[-1])
+    room = node.node.devices * nodes[-1] * usable_bytes(node.card)
+    large = may_recompute and models.state_exceeds(cells[0], room)
     rows = [] if large else [row for planner in planners for row in planner.rows(nodes)]
     recomputing = _recomputing(planners, rows, nodes) if may_recompute else None
     if recomputing is not None:
@@ -451,7 +454,6 @@ def _plan_on(
             " launches operations or prepares samples more slowly than the card computes. Hosts"
             " differ by a factor of three: measure such steps."
         )
-    precisions = [*{cell.recipe.precision for cell in cells}]
     return Plan(
         experiment=experiment.name,
         on=on,
@@ -461,12 +463,17 @@ def _plan_on(
         notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
         search=best,
         winner=winner,
-        precision=FP8 if request.fp8 else precisions[0] if len(precisions) == 1 else None,
+        precision=_precision(request, cells),
         stack=request.stack or "eager",
         **_requested(request, rows),
         assumed=assumed,
         **(_sizes_that_fit(rows, cells, node, nodes[-1], models) if sized else {}),
     )
+
+
+def _precision(request: PlanRequest, cells: Iterable[Trial]) -> str | None:
+    precisions = {cell.recipe.precision for cell in cells}
+    return FP8 if request.fp8 else precisions.pop() if len(precisions) == 1 else None
 
 
 def _best_rate(rows: Iterable[Prediction]) -> float:
@@ -513,9 +520,6 @@ def _recomputing(
     fastest = max((row.work_per_second for row in rows), default=0.0)
     if _best_rate(rows) > RECOMPUTED * fastest:
         return None
-    if not rows:  # nothing fits: those under autocast, which hold most, would take another trace
-        natively = [p for p in planners if p.cell.built_strategy.numerics(p.cell.recipe).casts]
-        planners = natively or planners
     changed = [replace(planner, cell=CHECKPOINTING.applied(planner.cell)) for planner in planners]
     changed_rows = [row for planner in changed for row in planner.rows(nodes)]
     best, before = _best_rate(changed_rows), [row.device_bytes or inf for row in rows]
@@ -771,6 +775,8 @@ class Planner:
                 host_room_bytes=None if host_gib is None else host_gib * GiB,
                 largest_batch=self._largest(profile, ranks, nodes),
             )
+            if not any(unit.forward for unit in profile.units):
+                return replace(row, reason=TOO_LARGE)
             return self._timed(row, profile)
         except StrategyUnavailable as error:
             return replace(row, reason=f"{error.reason}; {error.remedy}")
@@ -796,7 +802,9 @@ class Planner:
         cell, strategy = self.cell, self.cell.built_strategy
         machine = Machine.predicted(self.node.card.device_type, self.node.node.devices * nodes)
         strategy.check(ranks, machine, cell.recipe)
-        return self.models.profile_of(cell, ranks, nodes, device_type=self.node.card.device_type)
+        card = self.node.card
+        runs = not self.models.state_exceeds(cell, ranks * usable_bytes(card))
+        return self.models.profile_of(cell, ranks, nodes, device_type=card.device_type, runs=runs)
 
     def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:
         strategy, device_type = self.cell.built_strategy, self.node.card.device_type

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import ShardmarkError
@@ -23,6 +22,8 @@ from shardmark.ranks.workloads.models import is_user_function
 
 MOST_TIMES, MOST_RANKS = 16, 64
 """A remedy names at most 16 times the ranks of the question; for few ranks, at most 64."""
+USUAL_HOST_GIB = 2048
+"""Memory of a host, if its node does not say it, as most nodes of the catalogue have."""
 MOST = 3
 """Largest number of remedies."""
 HELPFUL = 0.99
@@ -49,15 +50,16 @@ class _Need(NamedTuple):
     """Memory of a strategy; the smallest one fits best."""
 
     overflows_host: bool
+    at_least: bool
+    """True if the model's state alone is counted, which is too large."""
     device_bytes: float
     strategy: str
     fit: Fit
-    state_fit: Fit
-    """Answer for parameters, gradients and optimizer state alone."""
     host_bytes: float
 
     def remedy(self, change: str, setting: str, ranks: int) -> Remedy:
-        same = {name: getattr(self, name) for name in (*self._fields[1:4], "host_bytes")}
+        same = {name: getattr(self, name) for name in self._fields[2:]}
+        change += ", without activations" * self.at_least
         return Remedy(change=change, setting=setting, ranks=ranks, **same)
 
 
@@ -161,27 +163,31 @@ class _Sizes:
 
     def _need(self, cell: Trial, ranks: int, nodes: int) -> _Need | None:
         strategy, recipe = cell.built_strategy, cell.recipe
-        device_type = self.node.card.device_type
+        card, device_type = self.node.card, self.node.card.device_type
         if unsupported_reason(strategy, ranks, nodes) is not None:
             return None
         shares = strategy.layout(ranks, nodes).shares
         if recipe.global_batch is not None and recipe.global_batch % shares:
             return None
+        host_room = GiB * (self.node.node.host_memory_gib or USUAL_HOST_GIB)
+        sized = partial(self.models.memory_of, cell, ranks, nodes, device_type=device_type)
         try:
             strategy.check(ranks, Machine.predicted(device_type, ranks), recipe)
-            memory = self.models.memory_of(cell, ranks, nodes, device_type=device_type)
+            for runs in (False, True):  # nothing is traced whose state is too large
+                memory = sized(runs=runs)
+                host_bytes = memory.on_host * ranks / nodes
+                overflows = host_bytes > host_room
+                fit = "no" if overflows else fit_of(memory.peak_bytes, card)
+                if fit == "no":
+                    break
         except ShardmarkError:
             return None
-        host_bytes = memory.on_host * ranks / nodes
-        overflows = host_bytes > GiB * (self.node.node.host_memory_gib or inf)
         return _Need(
             overflows_host=overflows,
+            at_least=not runs,
             device_bytes=memory.device_bytes(device_type),
             strategy=str(cell.strategy),
-            fit="no" if overflows else fit_of(memory.peak_bytes, self.node.card),
-            state_fit=fit_of(
-                memory.parameters + memory.gradients + memory.optimizer_state, self.node.card
-            ),
+            fit=fit,
             host_bytes=host_bytes,
         )
 
@@ -212,7 +218,7 @@ def remedies_of(
 
     def add(changes: Sequence[Change]) -> bool:
         """Add the changes to the remedies; return whether they are enough."""
-        if (least := needs(changes)) is None or not changes:
+        if (least := needs(changes)) is None or least.overflows_host or not changes:
             return False
         change = _combined(changes)
         remedies.append(least.remedy(change.name, change.setting, ranks))
@@ -221,30 +227,18 @@ def remedies_of(
     before = needs([])
     on_device = [*CHANGES[:2], *fewer_samples(cells[0], ranks), CHECKPOINTING]
     changes = [*on_device, OFFLOAD]
-    if before is not None and before.state_fit == "no":  # without offload nothing is enough
+    if before is not None and before.at_least:  # without offload nothing is enough
         changes = [OFFLOAD, CHECKPOINTING, *on_device[:-1]] if _enough([OFFLOAD], needs) else []
     helpful = _enough(changes, needs)
     if not (enough := add(helpful)):
         smaller = needs(SMALLER_STATE)
-        room = smaller is not None and smaller.state_fit != "no"
+        room = smaller is not None and not smaller.at_least
         add(_enough([*on_device, *SMALLER_STATE] if room else SMALLER_STATE[1:], needs))
     recomputed = [] if cells[0].recipe.activation_checkpointing else [CHECKPOINTING]
 
-    def adapt(adapters: Iterable[Change]) -> None:
-        """Add adapters up to the first that is enough."""
-        for adapter in adapters:
-            if _enough([adapter], needs) and add(_enough([adapter, *recomputed], needs)):
-                break
-
-    # Adapters whose frozen weights alone are too large are traced only if nothing else is enough.
-    too_large: list[Change] = []
-
-    def are_small(adapter: Change) -> bool:
-        if models.state_exceeds(adapter.applied(cells[0]), node, nodes):
-            too_large.append(adapter)
-        return adapter not in too_large
-
-    adapt(filter(are_small, (LORA, QLORA)))
+    for adapter in (LORA, QLORA):  # up to the first that is enough
+        if _enough([adapter], needs) and add(_enough([adapter, *recomputed], needs)):
+            break
     larger = sizes
     if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
         larger = replace(sizes, cells=_compared(cells[0], 2 * ranks))
@@ -252,8 +246,6 @@ def remedies_of(
     more = (_more_nodes(larger, nodes, _combined(changes)) for changes in tried)
     if (remedy := next(filter(None, more), None)) is not None:
         remedies.append(remedy)
-    if not any(remedy.fit == "yes" for remedy in remedies):
-        adapt(too_large)
     fitting = [remedy for remedy in remedies if remedy.fit == "yes"]
     return tuple(fitting or sorted(remedies, key=lambda remedy: remedy.device_bytes)[:MOST])
 

@@ -32,7 +32,7 @@ from shardmark.base.table.table import (
 from shardmark.base.text import as_text, counted, listed, render_json, with_options
 from shardmark.bench.analysis.compare.rows import gathered, grouped
 from shardmark.predict.memory import RankMemory
-from shardmark.predict.plan import HOUR_SECONDS, MINIMISED, Plan, Prediction
+from shardmark.predict.plan import HOUR_SECONDS, MINIMISED, TOO_LARGE, Plan, Prediction
 from shardmark.predict.remedies import Remedy
 from shardmark.predict.search.search import Candidate, Search
 from shardmark.predict.timing import Stack
@@ -226,7 +226,7 @@ def _task_answers(plan: Plan) -> Iterator[str]:
         sized = (row for row in plan.rows if row.device_bytes is not None)
         least = min(sized, key=lambda row: (row.device_bytes or 0.0) / row.card_bytes)
         hint = "; --search compares more layouts" if not (plan.search or least.on) else ""
-        needs = _memory_text(least)
+        needs = f"{'more than ' * (least.reason == TOO_LARGE)}{_memory_text(least)}"
         if least.card_fit != "no":  # the host is too small
             host_gib = (least.host_bytes / 2**30, (least.host_room_bytes or 0.0) / 2**30)
             needs += " and {:,.0f} of {:,.0f} GiB of each node".format(*host_gib)
@@ -267,7 +267,9 @@ def _last_notes(plan: Plan) -> list[str]:
 
 def _refusals(plan: Plan) -> Iterator[str]:
     """Yield each reason once, with the strategies and ranks for which it holds."""
-    refused = gathered((row.reason, row) for row in plan.rows if row.reason is not None)
+    refused = gathered(
+        (row.reason, row) for row in plan.rows if row.reason not in {None, TOO_LARGE}
+    )
     for reason, rows in refused.items():
         labels = grouped((row.label, str(row.ranks)) for row in rows)
         places = gathered((", ".join(ranks), label) for label, ranks in labels.items())

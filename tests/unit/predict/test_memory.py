@@ -14,11 +14,10 @@ from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import cells_of_any_size
-from shardmark.predict.hardware.catalogue import Card, Node, NodeType, load_card
+from shardmark.predict.hardware.catalogue import Card, load_card
 from shardmark.predict.memory import (
     LEAST,
     MOST,
-    USABLE,
     USUAL,
     RankMemory,
     fit_of,
@@ -110,13 +109,8 @@ def test_state_that_exceeds_all_devices_is_that_of_the_optimizer(
     models = Models()
     parameters = 4 * 12 * 256**2
 
-    def exceeds(room: float) -> bool:
-        gib = room * parameters / (USABLE * 2**30)
-        card = Card(memory_gib=gib, memory_bytes_per_second=1e9, source="made")
-        return models.state_exceeds(cell, NodeType(card=card, node=Node(card="x", devices=1)), 1)
-
-    assert exceeds(0.9 * bytes_each + 1e-9) == bool(bytes_each)
-    assert not exceeds(1.1 * bytes_each + 1e-9)
+    assert models.state_exceeds(cell, 0.9 * bytes_each * parameters) == bool(bytes_each)
+    assert not models.state_exceeds(cell, 1.1 * bytes_each * parameters)
 
 
 def held(

@@ -26,7 +26,7 @@ from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.model_name import ASSUMED_STEPS
 from shardmark.predict.models import Models
-from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
+from shardmark.predict.plan import TOO_LARGE, Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Amount, Operation, Profile
 from shardmark.predict.request import PlanRequest
 from shardmark.predict.step import Factors, plan_step
@@ -551,34 +551,22 @@ def test_experts_are_counted_in_full_and_for_a_token() -> None:
     assert "Expert parallelism" not in alone
 
 
-@pytest.mark.parametrize(("million_parameters", "asked"), [(60_000.0, False), (1e9, True)])
-def test_adapters_whose_weights_are_too_large_are_traced_if_nothing_else_is_enough(
-    million_parameters: float, asked: bool
-) -> None:
-    """60 billion parameters fit on more cards, a thousand times as many on none."""
-    adapters: list[object] = []
-
-    class TooLarge(MadeModels):
-        def profile(self, options: Any, *rest: Any, **others: Any) -> Profile:
-            adapters.append(getattr(options, "adapter", None))
-            return super().profile(options, *rest, **others)
-
-        def state_exceeds(self, *_: Any, **__: Any) -> bool:
-            return True
-
-    models = TooLarge(made_profile(million_parameters=million_parameters))
-    plan = make_plan(about("hf:Qwen/Qwen3-32B"), models)
-    assert not plan.answered
-    assert any(adapters) == asked
-    # That of DDP, under autocast, would take another trace, and it holds the most.
-    assert {row.strategy for row in plan.rows} == {
-        "fsdp",
-        "fsdp-grad-op",
-        "zero-1",
-        "zero-2",
-        "zero-3",
-    }
-    assert any(remedy.fit == "yes" for remedy in plan.remedies) != asked
+def test_nothing_is_traced_whose_state_is_larger_than_all_cards() -> None:
+    """8.2 billion parameters: 16 bytes each with AdamW, 2 with LoRA, and about 0.6 with QLoRA."""
+    models, phases = Models(), list[str]()
+    models.notify = phases.append
+    request = PlanRequest(subject="Qwen/Qwen3-8B", machines=("1x3060",), sequence_length=128)
+    plan = make_plan(request.resolved(), models)
+    (row,) = plan.rows
+    assert row.reason == TOO_LARGE
+    assert row.time is None
+    assert row.memory is not None
+    assert row.memory.activations < 1e6
+    assert [remedy.change for remedy in plan.remedies] == ["QLoRA", "50 GPUs"]
+    assert sum("tracing" in phase for phase in phases) == 2, "those of the remedies"
+    text = render_plan(plan, Format.TEXT, 80)
+    assert "Nothing fits: single on 1 rank needs least, more than " in text
+    assert TOO_LARGE not in text, "the first line says it"
 
 
 def test_programs_with_grouped_products_route_tokens_to_experts() -> None:

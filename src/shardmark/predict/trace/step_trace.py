@@ -228,10 +228,19 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
         self._traced.end(self.live)
         self._traced.in_backward = True
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        self._end()
+
+    def _end(self) -> None:
         for hook in self._hooks:
             hook.remove()
         for unit in self.units:
             unit.collect_moments()
+
+    def list_blocks(self, blocks: Iterable[nn.Module]) -> None:
+        """List the units of a step that does not run."""
+        for name, block in zip(self.block_names, blocks, strict=True):
+            self._enter_block(name, block, ())
+        self._end()
 
     def assign_rest(self, model: nn.Module) -> None:
         """Assign the parameters that no module has used to the first unit."""

@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -104,6 +105,21 @@ def traced(
         finally:
             gc.enable()
     return with_optimizer(profile, recipe.optimizer, device_type, recipe.weights)
+
+
+def untraced(workload: Workload, recipe: Recipe, model: nn.Module) -> Profile:
+    """Return a profile with the parameters of each block and no operations."""
+    blocks = sharding_units(model, "blocks", workload.blocks(model))
+    batch = next(iter(workload.batches(BatchPlan(global_batch=1, seed=0), Shard(index=0, count=1))))
+    step = StepTrace(model, blocks, batch, recipe, device_type="cuda", sharding=None)
+    step.list_blocks(blocks)
+    step.assign_rest(model)
+    shapes = trained_shapes(model, workload.blocks(model))
+    steps = TwoSteps(
+        samples=(1, 1), first=step, second=step, trained_shapes=shapes, buffer_bytes=0, limited=()
+    )
+    profile = with_optimizer(steps.profile(), recipe.optimizer, "cuda", recipe.weights)
+    return replace(profile, active_parameters=workload.active_parameters(model))
 
 
 def _on_any_tensors(

@@ -180,11 +180,16 @@ def _moments(first: UnitTrace, second: UnitTrace, in_pass: Pass, line: _Line) ->
         one, other = (
             np.array([max(a.tolist() or b.tolist())]) for a, b in ((one, other), (other, one))
         )
-    points = np.column_stack([line.values(one[:, :2], other[:, :2]), other[:, 2]])
     key = (id(first.operations), id(second.operations), in_pass)
-    if key not in line.largest or other[:, 1].any():  # the fraction of all bytes varies
+    # Where a fraction is replicated, that of all bytes varies from layer to layer.
+    known = None if other[:, 1].any() else line.largest.get(key)
+    if known is not None:
+        one, other = one[known], other[known]
+    points = np.column_stack([line.values(one[:, :2], other[:, :2]), other[:, 2]])
+    if known is None:
         line.largest[key] = _largest(points)
-    moments = (points[at].tolist() for at in line.largest[key])
+        points = points[line.largest[key]]
+    moments = points.tolist()
     return tuple(
         Moment(
             bytes=Amount(fixed=fixed, per_sample=per_sample, replicated_fraction=replicated),
