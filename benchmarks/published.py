@@ -147,7 +147,7 @@ SHAPES = (
     (r"mpt-?1b", 24, 2048), (r"mpt-?3b", 32, 2560), (r"mpt-?7b", 32, 4096),
     (r"mpt-?13b", 40, 5120), (r"mpt-?30b", 48, 7168), (r"mpt-?70b", 80, 8192),
     (r"transformer-?xl.*large", 18, 1024), (r"transformer-?xl", 16, 512),
-    (r"transformer.*big", 12, 1024), (r"gpt-?2.?xxl", 48, 2240), (r"gpt-?2.?xl", 48, 1600),
+    (r"transformer.*big", 12, 1024), (r"gpt-?2.?xxl", 96, 1600), (r"gpt-?2.?xl", 48, 1600),
 )  # fmt: skip
 """Layers and widths of language models that have no name of their own in the package, which are
 asked as a GPT-2 of these sizes, with their activation in one kernel: GPT-2's own GELU is eight."""

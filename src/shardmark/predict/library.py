@@ -26,6 +26,16 @@ def library_work(costs: Costs[Any], cell: Cell) -> Mapping[str, float]:
     return {"loop": 1.0, "pass": passes, **costs.library_work(cell)}
 
 
+def small_operations(work: Mapping[str, float], *, updates: bool = True) -> float:
+    """Number of small operations that take as long as the library's own code.
+
+    Without `updates`, those of torch's optimizers on each tensor do not count.
+    """
+    left_out = () if updates else ("adam tensor", "sgd tensor")
+    counted = (name for name in work if name not in left_out)
+    return sum(work[name] * OPERATIONS.get(name, 0.0) for name in counted)
+
+
 def library_seconds(costs: Costs[Any], cell: Cell, card: Card) -> float:
     """Time of a rank that runs alone.
 
@@ -33,7 +43,4 @@ def library_seconds(costs: Costs[Any], cell: Cell, card: Card) -> float:
     """
     if card.device_type != "cpu" or card.operation_seconds is None:
         return 0.0
-    work = library_work(costs, cell)
-    return card.operation_seconds * sum(
-        count * OPERATIONS.get(name, 0.0) for name, count in work.items()
-    )
+    return card.operation_seconds * small_operations(library_work(costs, cell))

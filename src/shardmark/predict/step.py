@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardmark.base.layout import Layout
 from shardmark.base.recipe import Recipe
 from shardmark.predict.hardware.catalogue import NodeType
-from shardmark.predict.library import library_seconds
+from shardmark.predict.library import library_seconds, small_operations
 from shardmark.predict.memory import computed
 from shardmark.predict.profile import Operation, Profile
 from shardmark.predict.timing import (
@@ -38,6 +38,10 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 STREAMS = 4
 """Kinds of communication: gathers ahead of their layers, reductions of gradients, collectives that
 the rank waits for, and sends between pipeline stages."""
+
+
+LAUNCHES = 0.2
+"""Launches that take as long as a small operation of a library's own code on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +114,8 @@ class Column(NamedTuple):
     slowdown: Numbers
     """Slowdown of computation by ranks that share cores."""
     update_seconds: Numbers
+    library_operations: Numbers
+    """Small operations that take as long as the strategy's own code of a step."""
     library_seconds: Numbers
     driven_devices: Numbers
     """Devices whose operations one process launches."""
@@ -192,7 +198,8 @@ class Step:
             )
         )
         launched = host_seconds_of_pass(
-            table.repeats * launches + profile.size.trained_tensors / table.passes,
+            table.repeats * launches
+            + (profile.size.trained_tensors + LAUNCHES * table.library_operations) / table.passes,
             np.where(driven > 1, driven, 0) * profile.size.trained_tensors,
             samples * driven if profile.host_prepares_samples else 0.0 * samples,
             node.card,
@@ -380,6 +387,7 @@ def layout_column(
         + update_products_seconds(
             profile.update_products, optimizer_fraction, node.card, cell.recipe, constants
         ),
+        library_operations=small_operations(costs.library_work(cell), updates=False),
         library_seconds=library_seconds(costs, cell, node.card),
         driven_devices=costs.driven_devices(cell),
         communication_seconds=sent,

@@ -182,11 +182,11 @@ def _moments(first: UnitTrace, second: UnitTrace, in_pass: Pass, line: _Line) ->
         )
     key = (id(first.operations), id(second.operations), in_pass)
     # Where a fraction is replicated, that of all bytes varies from layer to layer.
-    known = None if other[:, 1].any() else line.largest.get(key)
-    if known is not None:
-        one, other = one[known], other[known]
+    positions = None if other[:, 1].any() else line.largest.get(key)
+    if positions is not None:
+        one, other = one[positions], other[positions]
     points = np.column_stack([line.values(one[:, :2], other[:, :2]), other[:, 2]])
-    if known is None:
+    if positions is None:
         line.largest[key] = _largest(points)
         points = points[line.largest[key]]
     moments = points.tolist()
