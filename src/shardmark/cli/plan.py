@@ -245,7 +245,8 @@ def request_of(options: Mapping[str, Any]) -> PlanRequest:
     from shardmark.predict.plan import parse_nodes
     from shardmark.predict.request import PlanRequest
 
-    kinds = [word for name in ("on", "compare", "machines") for word in options[name] or ()]
+    words = [word for name in ("on", "compare", "machines") for word in options[name] or ()]
+    kinds = [part.strip() for word in words for part in word.split(",") if part.strip()]
     if not kinds:
         raise InputError("--on", "no machine is given", "name one, such as --on 8xh100")
     if options["machines"] and not options["compare"]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Optimizer
+from shardmark.base.text import as_text
+from shardmark.experiment.axes import SIZE_AXES
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import from_mapping, preset_names
 from shardmark.experiment.messages import nearest
@@ -165,6 +167,11 @@ def experiment_of(
         "device": "cuda",
     }
     experiment = from_mapping(content, request.overrides, place=name)
+    given = {key: experiment.matrix[key] for key in experiment.matrix if key in SIZE_AXES}
+    given |= experiment.placement.model_dump(exclude_defaults=True)
+    if given != {"world_size": [devices]}:
+        allowed = "the machine says it: --on 4xh100, or --on 2x8xh100 for two nodes"
+        raise InputError("--set", f"found {as_text(given)}", allowed)
     recipe, passes = experiment.recipe, experiment.recipe.gradient_accumulation
     if recipe.epochs is not None and not is_user_function(name):
         allowed = "give --samples NUMBER --epochs NUMBER"

@@ -16,6 +16,7 @@ from shardmark.predict.memory import RankMemory, computes_natively, rank_memory
 from shardmark.predict.profile import Profile
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import Cell
+from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import check_data
 from shardmark.ranks.workloads.language.options import ATTENTION, LanguageOptions
@@ -50,7 +51,6 @@ class Models:
         # By the text of the options, which cannot be hashed.
         self._built: dict[str, tuple[Workload, nn.Module]] = {}
         self._profiles: dict[tuple[object, ...], dict[str, Profile | None]] = {}
-        self._state_bytes: dict[str, float] = {}
         self._bare: dict[str, Profile] = {}
         self._samples: dict[str, int | None] = {}
         self._checked: set[tuple[int, str, int, int]] = set()
@@ -164,20 +164,20 @@ class Models:
         strategy = cell.built_strategy
         costs = cost_model(strategy)
         self.check(cell, world_size, nodes)
-        if not runs:
-            return self.untraced(cell)
         casts = computes_natively(strategy, cell.recipe)
-        profile = self.profile(
+        traced = partial(
+            self.profile,
             cell.workload,
             cell.recipe,
             device_type=device_type,
             activations=costs.activation_sharding(),
             steps="cast" if casts else "autocast",
         )
+        profile = traced() if runs else self.untraced(cell)
         if self.reference_model and getattr(cell.workload, "adapter", None) is None:
             profile = replace(profile, reference_bytes=2.0 * profile.size.parameters)
         layout = strategy.layout(world_size, nodes)
-        if layout.tensor * layout.pipeline * layout.sequence == 1:
+        if not runs or layout.tensor * layout.pipeline * layout.sequence == 1:
             return profile
         traffic = self.activation_traffic(cell, world_size, nodes)
         return replace(profile, size=replace(profile.size, **traffic))
@@ -195,23 +195,19 @@ class Models:
 
     def state_exceeds(self, cell: Trial, room_bytes: float) -> bool:
         """True if the model's state is larger than the room of all devices, which hold it."""
-        from shardmark.predict.trace.optimizers import model_state_bytes
-
         if cell.recipe.cpu_offload:
             return False
-        if (key := _state_of(cell)) not in self._state_bytes:
-            self._state_bytes[key] = 0.0
-            with suppress(ShardmarkError), _named_failures(cell.workload):
-                workload, model = self._model(cell.workload, cell.recipe)
-                held_bytes = model_state_bytes(model, workload.blocks(model), cell.recipe)
-                self._state_bytes[key] = held_bytes
-        return self._state_bytes[key] > room_bytes
+        with suppress(ShardmarkError):  # which the trace reports
+            of_one = rank_memory(self.untraced(cell), build_strategy("single", {}), cell.recipe, 1)
+            return of_one.parameters + of_one.gradients + of_one.optimizer_state > room_bytes
+        return False
 
     def untraced(self, cell: Trial) -> Profile:
         """Return a profile with the parameters of each block and no operations."""
         from shardmark.predict.trace.trace import untraced
 
-        if (key := _state_of(cell)) not in self._bare:
+        key = f"{cell.workload!r}, {cell.recipe.optimizer!r}, {cell.recipe.weights}"
+        if key not in self._bare:
             with _named_failures(cell.workload):
                 workload, model = self._model(cell.workload, cell.recipe)
                 self._bare[key] = untraced(workload, cell.recipe, model)
@@ -309,11 +305,6 @@ class Models:
         return options.model_copy(
             update={**changes, "dataset": "random", "download": False, "loader_workers": 0}
         )
-
-
-def _state_of(cell: Trial) -> str:
-    """Return a key of what the state of a cell's model depends on."""
-    return f"{cell.workload!r}, {cell.recipe.optimizer!r}, {cell.recipe.weights}"
 
 
 def without_flash(options: WorkloadOptions) -> WorkloadOptions:

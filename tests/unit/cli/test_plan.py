@@ -210,7 +210,7 @@ def test_json_prices_the_work_that_was_asked_for(printed: Printed) -> None:
 
 def test_machines_are_compared_by_their_best_strategy(printed: Printed) -> None:
     prices = ("--price", "1", "--price", "9", "--price", "1")
-    machines = ("--compare", "8xa100-80", "8xh100", "16xl40s")
+    machines = ("--compare", "8xa100-80,8xh100", "16xl40s")
     text = printed("resnet50", *machines, *prices)
     assert max(map(len, text.splitlines())) <= 80
     table = text.partition("machines  ")[2].splitlines()

@@ -111,6 +111,13 @@ def test_both_sides_of_an_encoder_and_decoder_are_assumed(
     assert assumed in str(question.assumed)
 
 
+@pytest.mark.parametrize("given", ["world_size=4", "world_size=[4,8]", "nodes=2"])
+def test_ranks_are_those_of_the_machine(given: str) -> None:
+    with pytest.raises(InputError, match="the machine says it: --on 4xh100"):
+        about("resnet50", overrides=(given,))
+    assert about("resnet50", overrides=("world_size=8",)).assumed
+
+
 def test_images_of_a_detector_are_those_of_coco() -> None:
     assumed = str(about("fasterrcnn_resnet50_fpn").assumed)
     assert "2 images of 923 x 923 (COCO's mean; " in assumed

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmark.base.recipe import Optimizer, Recipe, Weights
-from shardmark.base.traffic import stored_element_bytes
+from shardmark.base.recipe import Optimizer, Weights
 from shardmark.predict.profile import Amount, Operation, Profile, Shapes
 from shardmark.predict.trace.live_bytes import LiveBytes, tensors_of
 from shardmark.predict.trace.tensor_sharding import storage_key
-from shardmark.ranks.costs.base import FP32_BYTES, PRECISION_BYTES
+from shardmark.ranks.costs.base import FP32_BYTES
 from shardmark.ranks.strategies.blocks import hidden_matrices
 from shardmark.ranks.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
 from shardmark.ranks.strategies.step import create_optimizer
@@ -40,17 +39,6 @@ def trained_shapes(model: nn.Module, blocks: Blocks) -> Shapes:
     hidden = {*hidden_matrices(model, blocks)}
     counts = Counter((tuple(p.shape), p in hidden) for p in model.parameters() if p.requires_grad)
     return tuple((*key, count) for key, count in counts.items())
-
-
-def model_state_bytes(model: nn.Module, blocks: Blocks, recipe: Recipe) -> float:
-    """Bytes of a model's parameters and gradients, and of the optimizer's state."""
-    width, shapes = PRECISION_BYTES[recipe.weights], trained_shapes(model, blocks)
-    update = _update_values(shapes, recipe.optimizer, "cuda", recipe.weights)
-    trained_bytes: float = 2 * width + FP32_BYTES * update.get("state_values", 0.0)
-    frozen = [p for p in model.parameters() if not p.requires_grad]
-    return trained_bytes * sum(count * prod(shape) for shape, _, count in shapes) + sum(
-        min(width, stored_element_bytes(p)) * p.numel() for p in frozen
-    )
 
 
 class _Accesses(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
