@@ -167,11 +167,11 @@ def experiment_of(
         "device": "cuda",
     }
     experiment = from_mapping(content, request.overrides, place=name)
-    given = {key: experiment.matrix[key] for key in experiment.matrix if key in SIZE_AXES}
-    given |= experiment.placement.model_dump(exclude_defaults=True)
-    if given != {"world_size": [devices]}:
+    sizes_given = {key: experiment.matrix[key] for key in experiment.matrix if key in SIZE_AXES}
+    sizes_given |= experiment.placement.model_dump(exclude_defaults=True)
+    if sizes_given != {"world_size": [devices]}:
         allowed = "the machine says it: --on 4xh100, or --on 2x8xh100 for two nodes"
-        raise InputError("--set", f"found {as_text(given)}", allowed)
+        raise InputError("--set", f"found {as_text(sizes_given)}", allowed)
     recipe, passes = experiment.recipe, experiment.recipe.gradient_accumulation
     if recipe.epochs is not None and not is_user_function(name):
         allowed = "give --samples NUMBER --epochs NUMBER"
