@@ -315,7 +315,8 @@ def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
     detectors = options_class("detection").models
     if name in detectors:
         side = DETECTOR_SIDES.get(name, DETECTOR_SIDE)
-        workload = {"name": "detection", "model": name, "weights": "imagenet", "min_size": side}
+        weights = {"weights": "imagenet", "download": True}
+        workload = {"name": "detection", "model": name, **weights, "min_size": side}
         image = f"image of {side} x {side}"
         return NamedModel(workload=workload, batch=2, sample=image, optimizer=SGD)
     try:

@@ -135,13 +135,11 @@ class Models:
         for name in profile.limited:
             note = f"{name} is traced with as many positive proposals as it samples at most."
             self.notes[note] = None
-        count = workload.training_samples
-        tokens = None if options.tokens_per_sample else workload.tokens_in([range(count)])
         profile = replace(
             profile,
             data_bytes=self._data_bytes(options, recipe) if device_type == "cpu" else 0.0,
             active_parameters=workload.active_parameters(model),
-            tokens_per_sample=options.tokens_per_sample if tokens is None else tokens / count,
+            tokens_per_sample=_tokens_per_sample(workload, options),
             host_prepares_samples=not options.loader_workers,
         )
         by_update[update] = profile
@@ -210,7 +208,9 @@ class Models:
         if key not in self._bare:
             with _named_failures(cell.workload):
                 workload, model = self._model(cell.workload, cell.recipe)
-                self._bare[key] = untraced(workload, cell.recipe, model)
+                bare = untraced(workload, cell.recipe, model)
+            tokens = _tokens_per_sample(workload, cell.workload)
+            self._bare[key] = replace(bare, tokens_per_sample=tokens)
         return self._bare[key]
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
@@ -305,6 +305,12 @@ class Models:
         return options.model_copy(
             update={**changes, "dataset": "random", "download": False, "loader_workers": 0}
         )
+
+
+def _tokens_per_sample(workload: Workload, options: WorkloadOptions) -> float | None:
+    count = workload.training_samples
+    tokens = None if options.tokens_per_sample else workload.tokens_in([range(count)])
+    return options.tokens_per_sample if tokens is None else tokens / count
 
 
 def without_flash(options: WorkloadOptions) -> WorkloadOptions:

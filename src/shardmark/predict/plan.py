@@ -59,6 +59,10 @@ LONG_TOKENS = 32_768
 """Tokens of a sample from which programs usually divide it between cards."""
 
 
+TOO_LARGE = "weights, gradients and optimizer state alone need more than its cards have"
+"""Reason for no trace, so that `device_bytes` counts these alone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Prediction of a strategy on a number of nodes; None, with a `reason`, for what has none."""
@@ -106,6 +110,11 @@ class Prediction:
     reason: str | None = None
     on: str | None = None
     """Name of the machines, in a plan for several kinds."""
+
+    @property
+    def at_least(self) -> bool:
+        """True if `device_bytes` counts no activations, since the rest is too large."""
+        return self.reason == TOO_LARGE
 
     @property
     def label(self) -> str:
@@ -259,8 +268,6 @@ class Plan:
         return COMPARED_WORK[self.unit]
 
 
-TOO_LARGE = "weights, gradients and optimizer state alone need more than the memory of all cards"
-"""Reason for no trace, so that `device_bytes` counts these alone."""
 FASTER = 1.05
 """Least ratio of speeds that is worth a note."""
 TIE = 0.01

@@ -44,6 +44,8 @@ class Remedy:
     fit: Fit
     host_bytes: float = 0.0
     """Offloaded state in the memory of each node."""
+    at_least: bool = False
+    """True if `device_bytes` is that of a step without activations, which does not fit either."""
 
 
 class _Need(NamedTuple):
@@ -51,15 +53,16 @@ class _Need(NamedTuple):
 
     overflows_host: bool
     at_least: bool
-    """True if the model's state alone is counted, which is too large."""
+    """True if no step was traced, as what is there without activations is too large."""
     device_bytes: float
     strategy: str
     fit: Fit
     host_bytes: float
+    state_fits: bool
+    """True if parameters, gradients and optimizer state alone may fit."""
 
     def remedy(self, change: str, setting: str, ranks: int) -> Remedy:
-        same = {name: getattr(self, name) for name in self._fields[2:]}
-        change += ", without activations" * self.at_least
+        same = {name: getattr(self, name) for name in self._fields[1:-1]}
         return Remedy(change=change, setting=setting, ranks=ranks, **same)
 
 
@@ -178,6 +181,7 @@ class _Sizes:
                 host_bytes = memory.on_host * ranks / nodes
                 overflows = host_bytes > host_room
                 fit = "no" if overflows else fit_of(memory.peak_bytes, card)
+                state_bytes = memory.parameters + memory.gradients + memory.optimizer_state
                 if fit == "no":
                     break
         except ShardmarkError:
@@ -189,6 +193,7 @@ class _Sizes:
             strategy=str(cell.strategy),
             fit=fit,
             host_bytes=host_bytes,
+            state_fits=fit_of(state_bytes, card) != "no",
         )
 
 
@@ -227,12 +232,12 @@ def remedies_of(
     before = needs([])
     on_device = [*CHANGES[:2], *fewer_samples(cells[0], ranks), CHECKPOINTING]
     changes = [*on_device, OFFLOAD]
-    if before is not None and before.at_least:  # without offload nothing is enough
+    if before is not None and not before.state_fits:  # without offload nothing is enough
         changes = [OFFLOAD, CHECKPOINTING, *on_device[:-1]] if _enough([OFFLOAD], needs) else []
     helpful = _enough(changes, needs)
     if not (enough := add(helpful)):
         smaller = needs(SMALLER_STATE)
-        room = smaller is not None and not smaller.at_least
+        room = smaller is not None and smaller.state_fits
         add(_enough([*on_device, *SMALLER_STATE] if room else SMALLER_STATE[1:], needs))
     recomputed = [] if cells[0].recipe.activation_checkpointing else [CHECKPOINTING]
 

@@ -224,9 +224,12 @@ def _task_answers(plan: Plan) -> Iterator[str]:
         yield "None of the experiment's strategies fits."
     else:
         sized = (row for row in plan.rows if row.device_bytes is not None)
-        least = min(sized, key=lambda row: (row.device_bytes or 0.0) / row.card_bytes)
+        # What is more than so much may be more than anything.
+        least = min(
+            sized, key=lambda row: (row.at_least, (row.device_bytes or 0.0) / row.card_bytes)
+        )
         hint = "; --search compares more layouts" if not (plan.search or least.on) else ""
-        needs = f"{'more than ' * (least.reason == TOO_LARGE)}{_memory_text(least)}"
+        needs = f"{'more than ' * least.at_least}{_memory_text(least)}"
         if least.card_fit != "no":  # the host is too small
             host_gib = (least.host_bytes / 2**30, (least.host_room_bytes or 0.0) / 2**30)
             needs += " and {:,.0f} of {:,.0f} GiB of each node".format(*host_gib)
@@ -310,7 +313,8 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
             f" those of the others.  Packed samples train {number(1 / useful)} times as many in a"
             " second."
         )
-    notes += [*([_range_note(plan)] if has_speed else []), *_deviation_notes(rows)]
+    notes += [*([_range_note(plan)] if has_speed else []), *_untraced_notes(rows)]
+    notes += _deviation_notes(rows)
     title = _title(plan, rows)
     columns = [*_names(rows), *_answer_columns(plan)]
     # Machines or numbers of ranks leave no room for the last column.
@@ -363,12 +367,24 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
 
     return [
         (Column("fits", numeric=False), _attribute("fit")),
-        (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), _attribute("device_bytes")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), _size),
         (Column("rate", f"{plan.unit}/s (range)"), rate),
         (Column("hours", digits=2), lambda row: row.hours_for(work)),
         (Column("dollars", digits=2), lambda row: row.dollars_for(work)),
         (Column("bound", "bound by", numeric=False), lambda row: row.time and row.time.bound),
     ]
+
+
+def _size(row: Prediction | Remedy) -> Value:
+    """Return the bytes of a card, or `>17.5` GiB of what no step was traced for."""
+    if row.at_least and row.device_bytes is not None:
+        return f">{_gib(row.device_bytes / 2**30)}"
+    return row.device_bytes
+
+
+def _untraced_notes(rows: Sequence[Prediction | Remedy]) -> list[str]:
+    text = ">: without activations, as it does not fit even so."
+    return [text] if any(row.at_least for row in rows) else []
 
 
 def _deviation_notes(rows: Sequence[Prediction]) -> Iterator[str]:
@@ -383,11 +399,12 @@ def remedies_table(plan: Plan) -> Table:
     columns: Columns[Remedy] = [
         (Column("change", numeric=False, names_row=True), attrgetter("change")),
         (Column("strategy", numeric=False), attrgetter("strategy")),
-        (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), attrgetter("device_bytes")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), _size),
         (Column("fits", numeric=False), attrgetter("fit")),
     ]
     settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
     notes = [f"Options, by row: {'; '.join(settings)}."] if settings else []
+    notes += _untraced_notes(plan.remedies)
     if host_gib := max((remedy.host_bytes for remedy in plan.remedies), default=0) / 2**30:
         notes.append(f"Offloaded state takes {host_gib:,.0f} GiB of each node's own memory.")
     fits = any(remedy.fit == "yes" for remedy in plan.remedies)
@@ -420,7 +437,7 @@ def speed_table(plan: Plan) -> Table:
 
 
 def memory_table(plan: Plan) -> Table:
-    rows = [row for row in plan.rows if row.memory is not None]
+    rows = [row for row in plan.rows if row.memory is not None and not row.at_least]
     notes = [
         "Of the card: memory of the peak's tensors with fragmentation, context and libraries."
         " Largest batch: samples of a rank in one pass."
@@ -589,7 +606,7 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
 
 def _for_programs() -> Columns[Prediction]:
     reasoned = ("device_bytes", "parameters", "steps")
-    present = ("card_bytes", "active_parameters", "useful_fraction", "reason")
+    present = ("card_bytes", "active_parameters", "useful_fraction", "at_least", "reason")
 
     def parts(row: Prediction) -> Value:
         return _value_or_reason(row, None if row.time is None else asdict(row.time))

@@ -437,3 +437,9 @@ def test_speeds_are_those_of_the_fastest_try(monkeypatch: pytest.MonkeyPatch) ->
 def test_write_goes_with_network(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["doctor", "--write", str(tmp_path / "here.yaml")]) == 2
     assert "--write: found without --network" in capsys.readouterr().err
+
+
+def test_nodes_of_a_single_card_are_asked_for_their_cards() -> None:
+    with pytest.raises(InputError, match="say the cards of a node, as 2x8xh100"):
+        nodes_of("2 nodes of h100")
+    assert nodes_of("2 nodes of 8 H100")[1] == 2

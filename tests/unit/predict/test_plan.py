@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -567,6 +568,32 @@ def test_nothing_is_traced_whose_state_is_larger_than_all_cards() -> None:
     text = render_plan(plan, Format.TEXT, 80)
     assert "Nothing fits: single on 1 rank needs least, more than " in text
     assert TOO_LARGE not in text, "the first line says it"
+    lora = make_plan(replace(request, adapter="lora").resolved(), models)
+    shown = " ".join(render_plan(lora, Format.TEXT, 80).split())
+    assert "more than" in shown
+    (record,) = json.loads(render_plan(lora, Format.JSON, None))["rows"]
+    assert record["at_least"] is True
+    assert record["tokens_per_second"] is None or record["tokens_per_second"]["value"] is None
+
+
+def test_samples_that_are_not_traced_have_their_tokens() -> None:
+    """A text-to-text model counts them from its samples: 512 and 114."""
+    models = Models()
+    (cell, *_), _ = cells_of_any_size(about("google-t5/t5-small").experiment)
+    assert models.untraced(cell).tokens_per_sample == 626
+
+
+def test_a_size_without_activations_is_marked_and_never_said_to_be_the_least() -> None:
+    rows = planned(experiment(["fsdp"]), on="8xa100-40", models=MadeModels()).rows
+    traced = replace(rows[0], card_fit="no", device_bytes=900 * 2**30, time=None)
+    bound = replace(traced, ranks=4, device_bytes=95.4 * 2**30, reason=TOO_LARGE)
+    plan = replace(planned(experiment(["fsdp"]), models=MadeModels()), rows=(bound, traced))
+    text = " ".join(render_plan(plan, Format.TEXT, 80, memory=True).split())
+    assert "fsdp on 8 ranks needs least, 900 of" in text
+    assert ">95.4" in text
+    assert ">: without activations" in text
+    parts = text.partition("Memory of a rank")[2]
+    assert parts.count("fsdp") == 2, "one row in two tables: the parts of the other are not known"
 
 
 def test_programs_with_grouped_products_route_tokens_to_experts() -> None:

@@ -352,9 +352,29 @@ def test_a_real_step_computes_no_large_products(monkeypatch: pytest.MonkeyPatch)
     invented = traced(Convolves)
     assert outputs[-1].abs().max() < 0.1
     assert invented == computed
-    kinds = {operation.kind for unit in invented.units for operation in unit.forward}
-    assert "convolution" in kinds
-    assert "convolution_3x3" not in kinds, "the sizes of a detector's images vary"
+    kinds = [operation.kind for unit in invented.units for operation in unit.forward]
+    assert "convolution_3x3" in kinds
+    Convolves.transform = None  # type: ignore[attr-defined]  # as detectors of torchvision have
+    resized = [operation.kind for unit in traced(Convolves).units for operation in unit.forward]
+    assert "convolution" in resized
+    assert "convolution_3x3" not in resized, "the sizes of a detector's images vary"
+
+
+def test_a_real_step_computes_what_random_numbers_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse products, results that are written elsewhere, and factorisations."""
+    monkeypatch.setattr("shardmark.predict.trace.step_trace.MOST_FLOPS", 0)
+
+    class Factorises(LooksAtValues):
+        def forward(self, inputs: Tensor) -> Tensor:
+            with torch.no_grad():
+                ones = torch.ones(4, 4)
+                assert (torch.sparse.mm(torch.eye(4).to_sparse(), ones) == 1).all()
+                written = torch.zeros(4, 4)
+                assert (torch.mm(ones, ones, out=written) == 4).all()
+                torch.linalg.cholesky(ones @ ones.T + torch.eye(4))
+            return super().forward(inputs)
+
+    assert traced(Factorises).size.parameters == traced(LooksAtValues).size.parameters
 
 
 def test_large_models_take_no_real_steps(monkeypatch: pytest.MonkeyPatch) -> None:

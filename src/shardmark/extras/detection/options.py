@@ -153,6 +153,8 @@ class DetectionOptions(PictureOptions):
             if key in _WORKLOAD_KEYS:
                 option = f"workload.{key.removesuffix('_backbone')}"
                 raise ValueError(f"model_options.{key} is set by the workload: use {option}")
+        if self.weights == RANDOM:
+            raise ValueError("weights is random; null initialises from the seed")
         published = PUBLISHED.get(self.weights or "")
         if published is not None and self.model not in published:
             raise ValueError(

@@ -362,6 +362,8 @@ def _cards_of(name: str) -> tuple[int, str] | None:
         return None
     readings = _readings(name)
     of_cards = [one for one in readings if _is_file(one[1]) or card_name(one[1]) in cards]
+    if of_cards and re.search(r"\bnodes?\b", name, re.IGNORECASE):
+        raise InputError("--on", f"found {name!r}", "say the cards of a node, as 2x8xh100")
     return next(iter((*of_cards, *(one for one in readings if one[0] <= MOST_DEVICES))), None)
 
 

@@ -160,10 +160,12 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
         *,
         device_type: str,
         sharding: TensorSharding | None,
-        on_real_tensors: bool = False,
+        invents: bool = False,
     ) -> None:
         self._sharding = sharding
-        self._invents = on_real_tensors
+        self._invents = invents
+        self._resizes = invents and hasattr(model, "transform")
+        """True for a detector, whose images have other sizes in each step."""
         self._numbers = 0.01 * torch.randn(2**20, generator=torch.Generator().manual_seed(0))
         self._device_type = device_type
         self._repeats_forward = recipe.activation_checkpointing is True
@@ -273,7 +275,9 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
 
         A CPU takes minutes for a detector's convolutions in 16 bits, which change no shapes.
         """
-        if self._invents and function.overloadpacket in FLOPS:
+        is_candidate = self._invents and function.overloadpacket in FLOPS and "out" not in kwargs
+        layouts = {value.layout for value in args if isinstance(value, Tensor)}
+        if is_candidate and layouts == {torch.strided}:
             empty = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
             outputs = function(*empty[0], **empty[1])
             if flops_of(function, args, kwargs, outputs) > MOST_FLOPS:
@@ -297,8 +301,8 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
             self._compiled.free_outputs_after(at)
         packet = function.overloadpacket
         kind = kind_of(packet, args)
-        if self._invents and kind == "convolution_3x3":
-            # Sizes vary from step to step, so that cuDNN does not look for its fastest algorithm.
+        if self._resizes and kind == "convolution_3x3":
+            # cuDNN does not look for its fastest algorithm for each size.
             kind = "convolution"
         read, written = tensors_of((args, kwargs)), tensors_of(outputs)
         is_view = computes_nothing(function, read, written)

@@ -306,6 +306,8 @@ def test_a_plan_needs_no_file_of_weights_for_the_same_frozen_layers(weights: str
     assert trains[0] == trains[1]
     assert set(trains[0].values()) == {False, True}
     assert chosen.model_copy(update={"weights": "mine.pth"}).without_weights().weights is None
+    with pytest.raises(ValueError, match="null initialises from the seed"):
+        options(Path("nowhere"), model=MOBILE, weights="random")
 
 
 def test_backbone_is_loaded_with_imagenet_weights(monkeypatch: pytest.MonkeyPatch) -> None:
