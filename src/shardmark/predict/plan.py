@@ -21,7 +21,7 @@ from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
 from shardmark.predict.batch.predicted import largest
 from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nodes_of
-from shardmark.predict.intervals import RESIDUALS, Basis
+from shardmark.predict.intervals import OFFLOADED, RESIDUALS, Basis
 from shardmark.predict.measured import Measured, measured_number, measured_trials
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.model_name import ASSUMED_STEPS, EACH_PASS, as_usual, with_strategy_options
@@ -844,11 +844,12 @@ class Planner:
         anchor = self.anchor
         factors = Factors() if anchor is None else anchor.factors
         time = self.step(profile, row.ranks, row.nodes).time(self.constants, factors)
-        # Of the published fused runs, none updates on the host: those of `eager` vary as much.
-        stack = "eager" if self.cell.recipe.cpu_offload else self.request.stack or "eager"
+        stack = self.request.stack or "eager"
         alone: Basis = stack if profile.tokens_per_sample else "images"
-        basis = alone if anchor is None else anchor.basis(row.nodes, alone)
-        low, high = RESIDUALS[basis].around(time.seconds)
+        residuals = RESIDUALS[alone if anchor is None else anchor.basis(row.nodes, alone)]
+        if anchor is None and self.cell.recipe.cpu_offload:
+            residuals = OFFLOADED
+        low, high = residuals.around(time.seconds)
         return replace(row, time=time, low_seconds=low, high_seconds=high)
 
     def _steps(self, samples: int) -> int | None:

@@ -256,8 +256,8 @@ def _range_note(plan: Plan) -> str:
     if plan.anchored is not None:
         return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
     software = SOFTWARE[plan.stack] if plan.unit == "tokens" else "on other machines"
-    if plan.stack == "fused" and any(row.host_bytes for row in plan.rows):
-        software += "; for offloaded rows, without FlashAttention"
+    if any(row.host_bytes for row in plan.rows):
+        software += "; for offloaded rows, the range of four"
     return (
         f"In brackets: 90 % interval without a measurement, of published runs {software};"
         " --measured SPEED narrows it."
