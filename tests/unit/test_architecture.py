@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "shardmark"
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 39, 9_759),
     "compare": (("cli/compare.py",), 69, 11_022),
-    "plan": (("cli/plan.py",), 115, 22_311),
+    "plan": (("cli/plan.py",), 115, 22_312),
     "run": (("cli/run.py",), 152, 27_678),
     "time": (("cli/time.py",), 159, 29_052),
     "verify": (("cli/verify.py",), 135, 24_845),
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (56, 8_917)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_406
+SOURCE_LINES = 75_408
 SHORT_HELPERS = 154
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import ShardmarkError
@@ -252,7 +253,7 @@ def remedies_of(
     if (remedy := next(filter(None, more), None)) is not None:
         remedies.append(remedy)
     fitting = [remedy for remedy in remedies if remedy.fit == "yes"]
-    return tuple(fitting or sorted(remedies, key=lambda remedy: remedy.device_bytes)[:MOST])
+    return tuple(fitting or sorted(remedies, key=attrgetter("at_least", "device_bytes"))[:MOST])
 
 
 def fewer_samples(cell: Trial, ranks: int) -> list[Change]:

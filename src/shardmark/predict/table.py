@@ -224,7 +224,7 @@ def _task_answers(plan: Plan) -> Iterator[str]:
         yield "None of the experiment's strategies fits."
     else:
         sized = (row for row in plan.rows if row.device_bytes is not None)
-        # What is more than so much may be more than anything.
+        # A lower bound may be exceeded by more than any traced size.
         least = min(
             sized, key=lambda row: (row.at_least, (row.device_bytes or 0.0) / row.card_bytes)
         )
@@ -257,7 +257,7 @@ def _range_note(plan: Plan) -> str:
         return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
     software = SOFTWARE[plan.stack] if plan.unit == "tokens" else "on other machines"
     if any(row.host_bytes for row in plan.rows):
-        software += "; for offloaded rows, the range of four"
+        software += "; offloaded rows have the range of four runs"
     return (
         f"In brackets: 90 % interval without a measurement, of published runs {software};"
         " --measured SPEED narrows it."

@@ -198,7 +198,8 @@ def check(options: DetectionOptions) -> int:
 def paths(options: DetectionOptions) -> tuple[Path, ...]:
     """Annotation files, image folders, and the user's weights."""
     folder = _folder(options)
-    weights = [Path(file).expanduser() for file in (options.weights_file,) if file is not None]
+    file = options.weights_file
+    weights = [] if file is None else [Path(file).expanduser()]
     return (*_find(folder, "train"), *_find(folder, "val"), *weights)
 
 
